@@ -4,7 +4,6 @@ Client k minimises F_k(w) + mu/2 |w - w_t|^2 (Eq. 2). With mu = 0 it is FedAvg.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -36,7 +35,7 @@ class Global:  # the server's state
 class FedProx(fb.Method):
     mu: NotNegative = 0.1  # a type says what values a hyper-parameter may have
     local: fb.Local = fb.Local(epochs=2, lr=0.1, batch=20)  # its terms are given by their names: FedProx(epochs=5)
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE  # what may take the place of net.mean, `aggregate="median"`
+    promises = fb.Promises(aggregates=EVERY_RULE)  # may take the place of net.mean, as "median"
 
     def server(self, problem: fb.Problem) -> Global:
         return Global(problem.first_state())

@@ -64,7 +64,7 @@ def of_one(result: dict[str, Any], rows: list[dict[str, Any]]) -> Run:
         if scores:
             rounds.append([round(sent / 1e6, 4), *(_short(scores.get(key)) for key in ("personalised", "global"))])
     method = METHODS[result["method"]]()
-    swings = not method.own_rounds and not method.scored_after_finish
+    swings = not method.own_rounds and not method.promises.scored_after_finish
 
     def settled(kind: str, column: int) -> float | None:
         values = [row[column] for row in rounds[-LAST:] if row[column] is not None]

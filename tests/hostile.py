@@ -115,7 +115,7 @@ def task_of(name: str) -> fb.Task:
         labels = torch.from_numpy(rng.choice(3, size, p=shares / shares.sum()))
         members.append(ClientData(split(labels), split(torch.arange(4 + client) % 3)))
     data = FederatedData(tuple(members), split(torch.arange(30) % 3), ("a", "b", "c"))
-    if CASES[name].models_differ:
+    if CASES[name].promises.models_differ:
         return fb.Task.on(data, lambda client: OwnNet(2 + client))
     return fb.Task.on(data, Chain if isinstance(CASES[name], fb.FedMA) else TinyNet)
 

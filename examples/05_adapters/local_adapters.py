@@ -8,7 +8,6 @@ Bytes per client and round, before lossless coding: 4 D_A down and 4 D_A up, whe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import fewbytes as fb
 from fewbytes.methods.parts import averaging
@@ -21,7 +20,7 @@ class FedSA(fb.Method):
 
     local: fb.Local = fb.Local(epochs=1, lr=0.01, batch=10)
 
-    headline: ClassVar[str] = "personalised"
+    promises = fb.Promises(headline="personalised")
 
     def server(self, problem: fb.Problem) -> GlobalModel:
         names = [name for name in problem.first_state() if "lora_B" not in name]

@@ -7,6 +7,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network, Refused
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.experiments.run import run
@@ -41,6 +42,7 @@ __all__ = [
     "Packages",
     "Policy",
     "Problem",
+    "Promises",
     "Quantised",
     "Refused",
     "Result",

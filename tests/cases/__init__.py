@@ -211,7 +211,7 @@ def late_task() -> fb.Task:
 
 def task_of(name: str, clients: int = 4) -> fb.Task:
     """The task a case runs on: a different model on every client where the method takes that, or one it needs."""
-    if CASES[name].models_differ:
+    if CASES[name].promises.models_differ:
         return fb.Task.on(tiny_data(clients), lambda client: OwnNet(2 + client))
     if isinstance(CASES[name], fb.FedMA):
         return fb.Task.on(tiny_data(clients), Chain)

@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 from dataclasses import dataclass, fields
-from typing import Annotated, ClassVar, Literal, get_origin, get_type_hints
+from typing import Annotated, Literal, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -671,7 +671,7 @@ class Thawed(Bare):
 
 class Later(fb.FedAvg):
     epochs: int = 7  # would be 1 all the same
-    headline: ClassVar[str] = "global"
+    promises = fb.Promises(headline="global")
 
 
 @dataclass(frozen=True)
@@ -692,7 +692,7 @@ def test_a_method_that_is_no_frozen_dataclass_is_refused_with_what_to_write(kind
 
 def test_a_method_may_be_changed_by_a_class_without_parameters_of_its_own():
     class Quiet(fb.FedAvg):
-        headline: ClassVar[str] = "quiet"
+        promises = fb.Promises(headline="quiet")
 
     @dataclass(frozen=True)
     class Made(Bare):

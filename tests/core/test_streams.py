@@ -57,7 +57,7 @@ class Streamed(fb.Method):
     at_once: int = 3
     buffer: int = 2
 
-    streams: ClassVar[bool] = True
+    promises = fb.Promises(streams=True)
 
     def server(self, problem: fb.Problem) -> Heard:
         return Heard()
@@ -285,9 +285,9 @@ def test_what_does_not_go_with_a_stream_is_refused_in_one_line(engine):
 
 def test_a_method_says_that_it_streams(tmp_path):
     class Silent(Streamed):
-        streams: ClassVar[bool] = False
+        promises = fb.Promises(streams=False)
 
-    with pytest.raises(fb.MethodError, match="streams = True"):
+    with pytest.raises(fb.MethodError, match=r"must say so: Promises\(streams=True\)"):
         run(tmp_path / "run", Silent())
     with pytest.raises(fb.UserError, match="clusters"):
         Clustered(Streamed(), clusters=2)

@@ -15,7 +15,7 @@ import fewbytes as fb
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack
 
-SEVERAL = [(name, of) for name, method in CASES.items() for of in sorted(method.protects)]
+SEVERAL = [(name, of) for name, method in CASES.items() for of in sorted(method.promises.protects)]
 NOTHING = "epsilon=8,delta=1e-5,clip=1e-30,noise=seeded"  # so that all but what goes round it is lost in rounding
 
 
@@ -85,7 +85,7 @@ def test_every_round_spends_and_all_together_no_more_than_epsilon(name, of):
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_method_cannot_promise_is_refused_in_one_line_and_nothing_is_written(name, tmp_path):
     needed()
-    for of in {"clients", "samples"} - CASES[name].protects:
-        with pytest.raises(fb.UserError, match=f"^dp of {of}: {CASES[name].method_name} sends more"):
+    for of in {"clients", "samples"} - CASES[name].promises.protects:
+        with pytest.raises(fb.UserError, match=f"^dp of {of}: {CASES[name].method_name} sends more than what noise"):
             fb.run(CASES[name], task(1), out=tmp_path / "run", dp=f"of={of},epsilon=8,delta=1e-5,clip=1")
     assert not list(tmp_path.iterdir())

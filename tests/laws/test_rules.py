@@ -32,14 +32,14 @@ def test_a_method_has_rules_if_its_server_asks_for_means_of_replies(name, monkey
         monkeypatch.setattr(fb.Network, what, watched(getattr(fb.Network, what)))
     fb.run(CASES[name], task_of(name), rounds=1, workers=1, save_models=False)
     silent = getattr(CASES[name], "transfer", None) == "conditional"  # clients send nothing
-    assert bool(asked) == bool(CASES[name].aggregates and not silent)
-    assert CASES[name].aggregates <= EVERY_RULE
+    assert bool(asked) == bool(CASES[name].promises.aggregates and not silent)
+    assert CASES[name].promises.aggregates <= EVERY_RULE
 
 
-@pytest.mark.parametrize("name", [name for name, method in CASES.items() if method.aggregates])
+@pytest.mark.parametrize("name", [name for name, method in CASES.items() if method.promises.aggregates])
 def test_a_method_runs_by_the_rules_it_says(name):
     method = replace(CASES[name], clusters=1) if isinstance(CASES[name], Clustered) else CASES[name]
-    rules = sorted(method.aggregates)
+    rules = sorted(method.promises.aggregates)
     for rule in rules if LONG else random.Random(name).sample(rules, 1):
         text = f"{rule}=0" if "krum" in rule else rule  # then three replies are enough
         result = fb.run(method, task_of(name, clients=6), rounds=2, workers=1, save_models=False, aggregate=text)
@@ -49,7 +49,7 @@ def test_a_method_runs_by_the_rules_it_says(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_other_rules_are_refused_in_one_line_and_nothing_is_written(name, tmp_path):
-    for rule in sorted(EVERY_RULE - CASES[name].aggregates):
-        with pytest.raises(fb.UserError, match=f"^aggregate {rule}.*{CASES[name].method_name} takes"):
+    for rule in sorted(EVERY_RULE - CASES[name].promises.aggregates):
+        with pytest.raises(fb.UserError, match=f"^aggregate {rule}.*: the server of {CASES[name].method_name} takes"):
             fb.run(CASES[name], task_of(name, clients=6), out=tmp_path / "run", aggregate=rule)
     assert not list(tmp_path.iterdir())

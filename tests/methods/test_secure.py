@@ -131,7 +131,7 @@ def left(method: fb.Method, folder: Path) -> dict[tuple[str, str], Tensor]:
     return {(file, name): value for file, of in states.items() for name, value in of.items() if hasattr(value, "shape")}
 
 
-@pytest.mark.parametrize("name", [name for name, method in LEARNING.items() if method.sums])
+@pytest.mark.parametrize("name", [name for name, method in LEARNING.items() if method.promises.sums])
 def test_the_mean_is_that_of_the_plain_quantised_sum_to_the_bit_and_the_methods_own_but_for_rounding(name, tmp_path):
     """For every method that says it needs no more than sums."""
     method = LEARNING[name]
@@ -652,7 +652,7 @@ def test_what_comes_too_late_is_of_no_use(exchange):
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
-@pytest.mark.parametrize("name", [name for name, method in CASES.items() if not method.sums])
+@pytest.mark.parametrize("name", [name for name, method in CASES.items() if not method.promises.sums])
 def test_a_method_that_needs_more_than_sums_is_refused_in_one_line(name):
     with pytest.raises(fb.UserError, match=r"^secure aggregation: .*needs more"):
         SecureAggregation(CASES[name])
@@ -750,7 +750,7 @@ def test_all_that_a_method_says_of_itself_is_the_inner_methods():
     method, inner = SecureAggregation(fb.FedAvg(**LOCAL)), fb.FedAvg(**LOCAL)
     assert method.quick(3) == SecureAggregation(inner.quick(3))
     assert method.changed(lr=0.3) == SecureAggregation(inner.changed(lr=0.3))
-    assert method.protects == {"samples"}
+    assert method.promises.protects == {"samples"}
 
 
 # --------------------------------------------------------------------------------------------------- what it is made of

@@ -116,15 +116,21 @@ def gives_nothing(self, state, problem):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"global_modell": misspelt}, "Mine.global_modell .*did you mean global_model?"),
-        ({"clients": misspelt}, "Mine.clients .*did you mean client?"),
-        ({"headlin": "personalised"}, "Mine.headlin .*did you mean headline?"),
-        ({"local": fb.Local()}, "Mine.local .*write local: Local = "),
-        ({"keep": 3}, "Mine.keep .*write keep: int = "),
-        ({"headlin": "x", "__annotations__": {"headlin": ClassVar[str]}}, "Mine.headlin .* headline?"),
+        ({"global_modell": misspelt}, "Mine.global_modell means nothing to a run: did you mean global_model?"),
+        ({"clients": misspelt}, "Mine.clients means nothing to a run: did you mean client?"),
         (
-            {"headline": "x", "__annotations__": {"headline": str}},
-            "headline is no hyper-parameter",
+            {"headline": "personalised"},
+            r"Mine.headline means nothing to a run: write promises = Promises\(headline=…\)",
+        ),
+        ({"local": fb.Local()}, "Mine.local has no type, so it is no hyper-parameter: write local: Local = "),
+        ({"keep": 3}, "Mine.keep has no type, so it is no hyper-parameter: write keep: int = "),
+        (
+            {"headlin": "x", "__annotations__": {"headlin": ClassVar[str]}},
+            r"Mine.headlin means nothing .* Promises\(headline=…\)",
+        ),
+        (
+            {"promises": fb.Promises(), "__annotations__": {"promises": fb.Promises}},
+            "promises is no hyper-parameter but what it is, as",
         ),
         ({"round": rebinds}, r"test_slips.py, line \d+: Mine.round .*`state` .*state.… = …"),
         ({"train": restates}, "Mine.train .*`state`"),
@@ -321,21 +327,18 @@ def takes_all(*given):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"server": of_none}, r"^Mine.server .* def server\(self, problem\) -> …, "),
-        ({"client": of_no_site}, r"^Mine.client .* def client\(self, site\) -> …, "),
-        ({"server": of_nothing_known}, "Mine.server .*'Nowhere'"),
-        ({"server": takes_nothing}, r"Mine.server .* def server\(self, problem\)$"),
-        ({"client": takes_nothing}, r"Mine.client .* def client\(self, site\)$"),
-        ({"global_model": takes_nothing}, r"Mine.global_model .* def global_model\(self, state, problem\)$"),
-        ({"local_model": takes_nothing}, r"Mine.local_model .* def local_model\(self, state, site\)$"),
-        ({"round": takes_nothing}, r"Mine.round .* def round\(self, state, net, t\)$"),
-        ({"server": 3}, "Mine.server is a function"),
-        ({"sends": 3}, "Mine.sends .*text, not 3$"),
-        ({"headline": None}, "Mine.headline .*text, not None$"),
-        ({"streams": 1}, "Mine.streams .*true or false, not 1$"),
-        ({"aggregates": "median"}, "Mine.aggregates .*set of names, not 'median'$"),
-        ({"needs": 3}, "Mine.needs .*class, not 3$"),
-        ({"__annotations__": {"keep": "Nowhere"}, "keep": 3}, "^the type hints of Mine "),
+        ({"server": of_none}, r"^Mine.server must say by its return type .* def server\(self, problem\) -> …, "),
+        ({"client": of_no_site}, r"^Mine.client must say by its return type .* def client\(self, site\) -> …, "),
+        ({"server": of_nothing_known}, "^the type hints of Mine.server cannot be resolved: name 'Nowhere' is not"),
+        ({"server": takes_nothing}, r"Mine.server is a function that a run calls: write def server\(self, problem\)$"),
+        ({"client": takes_nothing}, r"Mine.client is .*: write def client\(self, site\)$"),
+        ({"global_model": takes_nothing}, r"Mine.global_model is .*: write def global_model\(self, state, problem\)$"),
+        ({"local_model": takes_nothing}, r"Mine.local_model is .*: write def local_model\(self, state, site\)$"),
+        ({"round": takes_nothing}, r"Mine.round is .*: write def round\(self, state, net, t\)$"),
+        ({"server": 3}, "Mine.server is a function that a run calls"),
+        ({"promises": 3}, r"Mine.promises must be Promises\(…\), not 3$"),
+        ({"needs": 3}, "Mine.needs must be a class, not 3$"),
+        ({"__annotations__": {"keep": "Nowhere"}, "keep": 3}, "^the type hints of Mine cannot be resolved: name "),
     ],
 )
 def test_a_hook_or_an_attribute_that_no_run_can_use_is_told_before_it_begins(wrong, says, tmp_path):
@@ -344,8 +347,22 @@ def test_a_hook_or_an_attribute_that_no_run_can_use_is_told_before_it_begins(wro
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"sends": 3}, "sends must be text, not 3$"),
+        ({"headline": None}, "headline must be text, not None$"),
+        ({"streams": 1}, "streams must be true or false, not 1$"),
+        ({"aggregates": "median"}, "aggregates must be a set of names, not 'median'$"),
+    ],
+)
+def test_a_promise_that_no_run_can_use_is_told_where_it_is_made(wrong, says):
+    with pytest.raises(fb.MethodError, match=f"^Promises: {says}"):
+        fb.Promises(**wrong)
+
+
 def test_hooks_and_attributes_need_no_types_where_a_run_needs_none():
-    assert run(finish=takes_all, sends="all", headline="global", aggregates={"median"}).summary["status"] == "done"
+    assert run(finish=takes_all, promises=fb.Promises(sends="all", aggregates={"median"})).summary["status"] == "done"
 
 
 def test_what_only_looks_like_a_handler_is_none():
@@ -359,5 +376,7 @@ def test_what_only_looks_like_a_handler_is_none():
 
 
 def test_a_headline_that_nothing_scores_is_told():
-    with pytest.warns(RuntimeWarning, match=r"'personal' .*headline"):
-        run(headline="personal", __annotations__={"headline": ClassVar[str]})
+    with pytest.warns(
+        RuntimeWarning, match="to be judged by 'personal' .its headline., which nothing scores: there are"
+    ):
+        run(promises=fb.Promises(headline="personal"))

@@ -184,7 +184,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
                 "the run takes a noisy mean (dp), in place of which no rule can stand: leave --aggregate out"
             )
         for rule in rules:
-            rule.check(method.method_name, method.aggregates, clients)
+            rule.check(method.method_name, method.promises.aggregates, clients)
         honest = [i for i in task.problem.clients if i not in liars]
         clean = figures(run, method, task, honest, how)
         rounds = method.planned_rounds(experiment.run.rounds)
@@ -242,7 +242,7 @@ def _repeated(
 def figures(run: Path, method: Method, task: Task, honest: list[Id], how: Poisoning) -> dict[str, float | None]:
     """Accuracy and, of a backdoor, success, of the models in a folder; None where their outputs are not finite."""
     judged: list[tuple[nn.Module, Split]] = []
-    if method.headline != "global" and (run / "models" / f"client-{honest[0]}.safetensors").is_file():
+    if method.promises.headline != "global" and (run / "models" / f"client-{honest[0]}.safetensors").is_file():
         judged += [(load_model(run, i), task.data.clients[i].test) for i in honest]
     else:
         judged.append((load_model(run), task.data.test))

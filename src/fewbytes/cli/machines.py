@@ -86,7 +86,7 @@ def deploy(
                 deployment.prepare()
             else:
                 command = job.experiment.resuming("deploy")
-                with Display(job.method.method_name, folder, command, job.method.headline) as display:
+                with Display(job.method.method_name, folder, command, job.method.promises.headline) as display:
                     for text in notes:
                         display.note(text)
                     deployment.execute(together([display, *watchers]), display.note)

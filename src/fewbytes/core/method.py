@@ -21,7 +21,8 @@ from fewbytes.core.objective import Objective
 from fewbytes.core.options import OF_METHOD, belongs
 from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.problem import OF_TASK, Id, Problem, Task
-from fewbytes.core.promise import Privacy, Protected
+from fewbytes.core.promise import Privacy
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.slips import called, check_hooks, place_of, sited, warn_of_slips
 from fewbytes.core.training import Local
@@ -81,48 +82,12 @@ class Method(ABC, metaclass=_Terms):
     A client handler is any method `(self, state, message, site) -> reply`; its type hints say what is packed: a
     payload, or None for nothing. The server half reaches it with `net.call(self.handler, to=..., send=...)`. A method
     that trains has a field `local: Local`, whose terms may be given by their plain names.
-
-    What it is says the class, by attributes typed `ClassVar`: `sends`, `models_differ`, `headline`,
-    `scored_after_finish`, `finish_exchanges`, `needs`, `float32_only`, `brings_loss`, `aggregates`, `protects`,
-    `streams`, `sums`, `hides`.
     """
 
-    sends: ClassVar[str] = ""
-    """What a client sends a round, in a few words."""
-    models_differ: ClassVar[bool] = False
-    """Whether clients may have models of their own."""
-    headline: ClassVar[str] = "global"
-    """The accuracy the method's paper reports: `global`, `personalised`, or a name its handlers score."""
-    scored_after_finish: ClassVar[bool] = False
-    """Whether `finish` changes the models the paper scores, so that they are scored once more after it."""
-    finish_exchanges: ClassVar[bool] = True
-    """Whether `finish` asks clients for something; if not, the server works on alone."""
+    promises: ClassVar[Promises] = Promises()
+    """What it promises of itself."""
     needs: ClassVar[type[Objective]] = Objective  # type: ignore[type-abstract]
     """What it can learn."""
-    float32_only: ClassVar[bool] = False
-    """Whether it calls parts of models, or computes with their values, in float32: models of another type are
-    refused."""
-    brings_loss: ClassVar[bool] = False
-    """Whether clients train by a loss of the method's: a task's own loss and class weights are refused."""
-
-    aggregates: ClassVar[frozenset[str]] = frozenset()
-    """Which rules (`fewbytes.core.rules`) bear on all the means that its server takes of what clients send: it asks for
-    them by `net.mean`, `net.entry_means` or, where they are no plain means, `net.clipped`."""
-
-    protects: ClassVar[frozenset[Protected]] = frozenset()
-    """Whose privacy a run of it can promise (`fewbytes.core.privacy`). Of clients: what its server takes over from
-    replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit`
-    a round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
-
-    streams: ClassVar[bool] = False
-    """Whether its server takes replies as they come (`Network.stream`): clients are then at work while rounds go by."""
-
-    sums: ClassVar[bool] = False
-    """Whether its server takes nothing from replies but one mean of them all, weighted by their samples or not at all,
-    so that it can be run without seeing any (`fewbytes.methods.parts.secure`)."""
-
-    hides: ClassVar[bool] = False
-    """Whether the values in replies are hidden from its server by masks."""
 
     def __post_init__(self) -> None:
         """Check hyper-parameters by their types, which may say ranges (`fewbytes.base.ranges`). Raises UserError."""
@@ -179,7 +144,7 @@ class Method(ABC, metaclass=_Terms):
         privacy = None if dp is None else Privacy.read(dp)
         if privacy is None or privacy.of == "clients":
             return task
-        privacy.check(self.method_name, self.protects)
+        privacy.check(self.method_name, self.promises.protects)
         if getattr(task.problem.objective, "weights", None) is not None:
             raise UserError(
                 "dp of samples takes no class weights, which a sample has only beside others: leave them out"

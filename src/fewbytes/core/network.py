@@ -252,7 +252,7 @@ class Network:
         random from those that are not at work and have not answered in this round. Leave it (`break`) with enough
         replies: who is still at work then stays so, and answers in a later round, in which `staleness` is how many
         rounds ago it was asked. It ends by itself when nobody is at work or can be asked. A run streams one handler, to
-        which its method alone says (`Method.streams`), and no message waits beside it (`tell`).
+        which its method promises (`streams`), and no message waits beside it (`tell`).
         """
         if self._members is not None:
             raise MethodError("a stream is of all clients, not of a part of them (among)")
@@ -287,7 +287,7 @@ class Network:
         a mean under noise.
 
         `around`: what the clients were sent, where their updates start; of an entry that is not in it, 0. A method that
-        asks for it says by `Method.aggregates` which rules will do, and by `Method.protects` whether noise will.
+        asks for it promises which rules will do, and whether noise will (`fewbytes.core.promises`).
         """
         _check_around(around)
         if self._engine.privacy is not None:

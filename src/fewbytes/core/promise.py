@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -43,7 +44,7 @@ class Privacy:
         of = ["of=samples"] if self.of == "samples" else []
         return ",".join(of + usual + (["noise=seeded"] if self.noise == "seeded" else []))
 
-    def check(self, method: str, protects: frozenset[str]) -> None:
+    def check(self, method: str, protects: Set[str]) -> None:
         """Raises UserError for a method, by name, that `protects` nobody, or others."""
         if self.of not in protects:
             remedy = "promise it of clients" if protects else "leave dp out"

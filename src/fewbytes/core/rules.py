@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -75,7 +76,7 @@ class Rule:
             return self
         return replace(self, number=max(0, int(self.number or 0) - refused))
 
-    def check(self, method: str, takes: frozenset[str], clients: int) -> None:
+    def check(self, method: str, takes: Set[str], clients: int) -> None:
         """Raises UserError for a method, by name, that `takes` other rules only, and for too few clients."""
         if self.name == "mean":
             return

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import dis
 import inspect
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import MethodError, Slip
 from fewbytes.core.network import hints_of
+from fewbytes.core.promises import Promises
 
+PROMISED = frozenset(each.name for each in dataclasses.fields(Promises))
 CLOSE = 0.8  # of difflib: `global_modell` and `clients` are as near to what they should be
 _heard: set[type] = set()  # classes that were looked at
 
@@ -68,11 +71,14 @@ def slips(cls: type, base: type) -> Iterator[str]:
             continue
         within = f"{_file(cls)}{cls.__name__}.{name}"
         is_code = inspect.isroutine(value) or isinstance(value, property | type)
-        free = known - vars(cls).keys()
+        free = (known if is_code else known | PROMISED) - vars(cls).keys()
         fixed = name not in typed or "ClassVar" in str(typed[name])
         close = difflib.get_close_matches(name, free, n=1, cutoff=CLOSE) if is_code or fixed else []
-        if close:
-            yield f"{within} means nothing to a run: did you mean {close[0]}?"
+        if name in PROMISED and fixed and not is_code:
+            yield f"{within} means nothing to a run: write promises = Promises({name}=…)"
+        elif close:
+            meant = f"Promises({close[0]}=…)" if close[0] in PROMISED else close[0]
+            yield f"{within} means nothing to a run: did you mean {meant}?"
         elif name not in typed and not is_code and not name.isupper():
             yield f"{within} has no type, so it is no hyper-parameter: write {name}: {type(value).__name__} = …"
     for name, kind in typed.items():
@@ -89,7 +95,7 @@ def slips(cls: type, base: type) -> Iterator[str]:
             yield f"{where} returns nothing: is `return` missing?"
 
 
-_KINDS = {bool: "true or false", str: "text", Set: "a set of names", type: "a class"}
+_KINDS = {Promises: "Promises(…)", type: "a class"}
 _GIVES = ("server", "client", "global_model", "local_model", "server_models")
 _ASKS = ("call", "tell", "stream")
 _STATEFUL = ("start", "round", "finish", "join")

@@ -44,9 +44,9 @@ def check_models(method: Method, task: Task) -> None:
     for client in islice(problem.architectures(), MODELS):
         model = problem.model(client)
         check_apart(model, problem.model(client))
-        if method.float32_only:
+        if method.promises.float32_only:
             check_float32(model, method.method_name)
-        if method.brings_loss:
+        if method.promises.brings_loss:
             problem.objective.loss(model, F.cross_entropy, torch.zeros(0))  # raises for another
         check_optimiser(model, getattr(method, "local", None))
         if problem.recalibrate:

@@ -340,8 +340,10 @@ class Engine(ABC):
         """Keep clients at work on a handler; see `Network.stream`."""
         self._may_ask()
         handler, self._check = self._handler(function), None
-        if not self.method.streams:
-            raise MethodError(f"{type(self.method).__name__} streams {handler.name!r}, and must say so: streams = True")
+        if not self.method.promises.streams:
+            raise MethodError(
+                f"{type(self.method).__name__} streams {handler.name!r}, and must say so: Promises(streams=True)"
+            )
         if self.privacy is not None:
             raise MethodError("a noisy mean is of a cohort that is asked together, not of a stream: call it")
         if at_once < 1:
@@ -527,7 +529,7 @@ class Engine(ABC):
             layout, statistics = self.problem.layout(client), self.problem.statistics(client)
             held, norms = (self.samples_of(client), self._classes(client)), (most / self.policy.max_norm, most)
             growth = math.inf if self.problem.objective.any_scale else max(GROWTH, self.policy.max_norm / GROWTH)
-            known = Known(layout, statistics, message, tensors, *held, *norms, growth, self.method.hides)
+            known = Known(layout, statistics, message, tensors, *held, *norms, growth, self.method.promises.hides)
             admit(value, size, known)
             if self._check is not None:
                 try:

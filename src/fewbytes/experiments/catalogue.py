@@ -83,7 +83,7 @@ def about(name: str, method: type[Method]) -> About:
         Parameter(key, described(kinds[key]), default, _meaning(key, meanings.get(key, "")))
         for key, default in sorted(method.defaults().items(), key=lambda item: item[0] in terms)  # its own first
     ]
-    return About(name, _kind(method), method.sends, paper, idea, cost, parameters)
+    return About(name, _kind(method), method.promises.sends, paper, idea, cost, parameters)
 
 
 def payload_fields(frame: Path) -> dict[str, list[str]]:
@@ -106,11 +106,11 @@ def payload_fields(frame: Path) -> dict[str, list[str]]:
 
 
 def _kind(method: type[Method]) -> str:
-    if method.models_differ:
+    if method.promises.models_differ:
         return "models may differ"
     if method().own_rounds:
         return "one shot"
-    return "one model for all" if method.headline == "global" else "a model for each client"
+    return "one model for all" if method.promises.headline == "global" else "a model for each client"
 
 
 def _meaning(key: str, comment: str) -> str:

@@ -141,7 +141,7 @@ def _result(name: str, job: PreparedRun | str, folder: Path, watch: Sequence[str
         if finished(run):
             return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
         watchers = [watcher_of(text, f"{folder.absolute().name}/{name}") for text in watch]
-        display = Display(name, folder, job.experiment.resuming("compare"), job.method.headline, place)
+        display = Display(name, folder, job.experiment.resuming("compare"), job.method.promises.headline, place)
         return job.execute(run, begun(run), page=False, display=display, watchers=watchers)
     except OSError:
         raise

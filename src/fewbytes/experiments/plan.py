@@ -137,7 +137,9 @@ def make_plan(
     ledger, rows = _probe(probed, small, PROBED_ROUNDS, rounding, whole=False)
     seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
     if method.own_rounds:  # what is sent may depend on the number of clients: all of them, with little to train on
-        ledger, rows = _probe(method.quick(planned), _scant(task), planned, rounding, whole=method.finish_exchanges)
+        ledger, rows = _probe(
+            method.quick(planned), _scant(task), planned, rounding, whole=method.promises.finish_exchanges
+        )
         measured, first = len(task.problem.clients) * planned, 0
     else:
         measured, first = probed.cohort(len(few)), PROBED_ROUNDS

@@ -59,7 +59,7 @@ class PreparedRun:
     def check(self) -> None:
         """Raises UserError for what a run cannot begin with, before anybody hears of it."""
         method, rule = self.method, Rule.read(self.experiment.run.aggregate)
-        rule.check(method.method_name, method.aggregates, len(self.task.problem.clients))
+        rule.check(method.method_name, method.promises.aggregates, len(self.task.problem.clients))
         check_rounding(method, self.experiment.run)
         self.experiment.policy.check(len(self.task.problem.clients))
         self.experiment.run.clock(len(self.task.problem.clients), self.experiment.run.engine != "local")
@@ -84,7 +84,7 @@ class PreparedRun:
             self.check()
         notes = self.notes
         method = self.method
-        with display or Display(method.method_name, folder, e.resuming("run"), method.headline) as display:
+        with display or Display(method.method_name, folder, e.resuming("run"), method.promises.headline) as display:
             for text in notes:
                 display.note(text)
             settings = e.run_settings(self.task, folder, resume, together([display, *watchers]), from_round)

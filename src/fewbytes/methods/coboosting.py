@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +58,7 @@ class CoBoosting(Distilled):
     server_clip: Positive = 10.0  # the largest norm of a gradient, the generator's and the student's
     temperature: Positive = 4.0
 
-    sends: ClassVar[str] = "its whole model, once"
-    float32_only: ClassVar[bool] = True
+    promises = replace(Distilled.promises, float32_only=True)
 
     def quick(self, epochs: int) -> Self:
         """With a student that learns fast, so that the few images it sees suffice."""

@@ -13,7 +13,7 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -53,8 +53,6 @@ class DENSE(Distilled):
     server_lr: Positive = 0.005
     server_momentum: BelowOne = 0.9
     temperature: Positive = 20.0
-
-    sends: ClassVar[str] = "its whole model, once"
 
     def quick(self, epochs: int) -> Self:
         """With a student that learns fast, so that the few images it sees suffice."""

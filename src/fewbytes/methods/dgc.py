@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -64,9 +64,9 @@ class DGC(Method):
     warmup: Whole = 0  # rounds until it is: density^(t / (warmup + 1)) in round t before; the paper has 4
     norm: NotNegative = 0.0  # to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
 
-    sends: ClassVar[str] = "the 32nd part of its change that is largest"
-    aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
+    promises = Promises(
+        sends="the 32nd part of its change that is largest", aggregates=VECTOR_RULES, protects={"clients"}
+    )
 
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)

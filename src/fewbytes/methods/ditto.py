@@ -12,7 +12,6 @@ batch-norm buffers); v_k costs none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -21,7 +20,7 @@ from fewbytes.base.state import state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -40,11 +39,9 @@ class Ditto(Method):
     personal_epochs: Whole = 0  # s, or steps if these are counted; 0: as many as the server's model is trained for
     lambda_near: NotNegative = 1.0  # lambda
 
-    sends: ClassVar[str] = "its whole model"
-    headline: ClassVar[str] = "personalised"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
-    sums: ClassVar[bool] = True
+    promises = Promises(
+        sends="its whole model", headline="personalised", aggregates=EVERY_RULE, protects={"clients"}, sums=True
+    )
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, trained_entries(problem.first_model()))

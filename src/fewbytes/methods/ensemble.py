@@ -11,7 +11,7 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 from torch import nn
 
@@ -22,8 +22,6 @@ from fewbytes.methods.parts.one_shot import OneShot, Uploads, ensemble, shorter
 @dataclass(frozen=True)
 class Ensemble(OneShot):
     """Hyper-parameters of the local training."""
-
-    sends: ClassVar[str] = "its whole model, once"
 
     def quick(self, epochs: int) -> Self:
         return replace(self, local=shorter(self.local, epochs))

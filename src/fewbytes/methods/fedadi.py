@@ -13,7 +13,7 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -55,8 +55,6 @@ class FedADI(Distilled):
     server_momentum: BelowOne = 0.9
     server_weight_decay: NotNegative = 1e-4
     temperature: Positive = 20.0
-
-    sends: ClassVar[str] = "its whole model, once"
 
     def quick(self, epochs: int) -> Self:
         return replace(

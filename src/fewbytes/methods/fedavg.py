@@ -12,7 +12,7 @@ batch-norm buffers when they are averaged too).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -21,7 +21,7 @@ from fewbytes.base.state import state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -46,11 +46,7 @@ class FedAvg(Method):
     buffers: Literal["averaged", "local"] = "averaged"  # batch-norm statistics; local: never sent (FedPURIN's tables)
     received: bool = False  # whether clients also score the model as they receive it
 
-    sends: ClassVar[str] = "its whole model"
-    headline: ClassVar[str] = "global"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
-    sums: ClassVar[bool] = True
+    promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
 
     def server(self, problem: Problem) -> GlobalModel:
         return first_shared(problem, self.shared(problem.first_model()))

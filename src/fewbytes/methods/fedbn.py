@@ -11,7 +11,6 @@ batch normalisation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -20,7 +19,7 @@ from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -36,11 +35,13 @@ class FedBN(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.01, batch=32)
 
-    sends: ClassVar[str] = "its model but batch normalisation"
-    headline: ClassVar[str] = "personalised"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
-    sums: ClassVar[bool] = True
+    promises = Promises(
+        sends="its model but batch normalisation",
+        headline="personalised",
+        aggregates=EVERY_RULE,
+        protects={"clients", "samples"},
+        sums=True,
+    )
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, without_batch_norm(problem.first_model()))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from torch import nn
 
@@ -23,6 +23,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -50,10 +51,7 @@ class FedBuff(Method):
     server_lr: Positive = 1.0  # eta_g
     discount: NotNegative = 0.5  # a; 0: old changes count as new ones
 
-    sends: ClassVar[str] = "its change of the model, when it is done"
-    headline: ClassVar[str] = "global"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    streams: ClassVar[bool] = True
+    promises = Promises(sends="its change of the model, when it is done", streams=True, aggregates=EVERY_RULE)
 
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), buffer=min(self.buffer, 5))  # of ten clients, if nobody says how many

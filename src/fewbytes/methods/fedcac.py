@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from fewbytes.base.state import Mean, State, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -79,9 +80,9 @@ class FedCAC(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
 
-    sends: ClassVar[str] = "its whole model, and a bit mask of its critical values"
-    headline: ClassVar[str] = "personalised"
-    aggregates: ClassVar[frozenset[str]] = CLIPPING
+    promises = Promises(
+        sends="its whole model, and a bit mask of its critical values", headline="personalised", aggregates=CLIPPING
+    )
 
     def client(self, site: Site) -> Personal:
         return Personal(dict(site.problem.first_state(site.me)), {})

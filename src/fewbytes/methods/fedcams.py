@@ -13,7 +13,7 @@ parameters and s batch-norm statistics.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from fewbytes.base.state import State, zeros_for_sums
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -61,9 +61,7 @@ class FedCAMS(Method):
     epsilon: Positive = 1e-3  # the least v^
     server_lr: Positive = 1.0  # eta
 
-    sends: ClassVar[str] = "the signs of its change, a bit each"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
+    promises = Promises(sends="the signs of its change, a bit each", aggregates=EVERY_RULE, protects={"clients"})
 
     def server(self, problem: Problem) -> Moments:
         first = compressed.first_server_model(problem)

@@ -13,7 +13,7 @@ model's D values are d parameters and s batch-norm statistics.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -22,7 +22,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -65,9 +65,9 @@ class FedCOM(Method):
     gamma: Positive = 1.0  # the server's step
     gate: bool = False  # FedCOMGATE: clients track how their gradients differ from the mean
 
-    sends: ClassVar[str] = "its change of the model, 8 or 16 bits a value"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
+    promises = Promises(
+        sends="its change of the model, 8 or 16 bits a value", aggregates=EVERY_RULE, protects={"clients"}
+    )
 
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -42,8 +42,6 @@ class FedDF(Distilled):
     server_lr: Positive = 1e-3
     server_clip: Positive = 5.0  # the largest norm of a gradient
     noise: Several = 5_000  # samples of Gaussian noise, where the task has no public data
-
-    sends: ClassVar[str] = "its whole model, once"
 
     def quick(self, epochs: int) -> Self:
         return replace(self, local=shorter(self.local, epochs), server_steps=300, server_batch=50)

@@ -26,6 +26,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.heterogeneous import (
@@ -58,10 +59,9 @@ class FedDistill(Method):
     local: Local = STORED
     gamma: NotNegative = 1.0  # of the distance to the mean logits
 
-    sends: ClassVar[str] = "the mean logits of its classes"
-    models_differ: ClassVar[bool] = True
-    headline: ClassVar[str] = "personalised"
-    brings_loss: ClassVar[bool] = True
+    promises = Promises(
+        sends="the mean logits of its classes", headline="personalised", models_differ=True, brings_loss=True
+    )
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> MeanLogits:

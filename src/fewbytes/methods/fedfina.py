@@ -10,7 +10,6 @@ convolutions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -18,6 +17,7 @@ from fewbytes.base.ranges import Count, Share
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -35,10 +35,7 @@ class FedFina(Method):
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
     convolutions: Count = 4  # how many of the last
 
-    sends: ClassVar[str] = "a fixed part of its layers"
-    headline: ClassVar[str] = "personalised"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    sums: ClassVar[bool] = True
+    promises = Promises(sends="a fixed part of its layers", headline="personalised", aggregates=EVERY_RULE, sums=True)
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, last_convolutions(problem.first_model(), self.convolutions))

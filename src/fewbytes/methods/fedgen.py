@@ -34,6 +34,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -92,12 +93,10 @@ class FedGen(Method):
     hidden: Count = 512  # width of g
     release_quirks: bool = False  # as that comparison's code: uniform noise, and g is sent as it was before training
 
-    sends: ClassVar[str] = "its classifier"
-    models_differ: ClassVar[bool] = True
-    headline: ClassVar[str] = "combined"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    promises = Promises(
+        sends="its classifier", headline="combined", models_differ=True, float32_only=True, aggregates=EVERY_RULE
+    )
     needs: ClassVar[type[Objective]] = Classification
-    float32_only: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GeneratorAndHead:
         head = shared_head(problem)

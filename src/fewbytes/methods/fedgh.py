@@ -26,6 +26,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, fit
 from fewbytes.methods.parts.heterogeneous import (
@@ -60,11 +61,10 @@ class FedGH(Method):
     server_lr: Positive = 0.01
     server_batch: Several = 10  # class means
 
-    sends: ClassVar[str] = "the mean features of its classes"
-    models_differ: ClassVar[bool] = True
-    headline: ClassVar[str] = "combined"
+    promises = Promises(
+        sends="the mean features of its classes", headline="combined", models_differ=True, float32_only=True
+    )
     needs: ClassVar[type[Objective]] = Classification
-    float32_only: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GlobalHead:
         return GlobalHead(state_of(shared_head(problem)))

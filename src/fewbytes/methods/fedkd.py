@@ -36,6 +36,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -72,13 +73,15 @@ class FedKD(Method):
     kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
 
-    sends: ClassVar[str] = "the singular values of a small model that all share"
-    models_differ: ClassVar[bool] = True
-    headline: ClassVar[str] = "personalised"
-    brings_loss: ClassVar[bool] = True
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    promises = Promises(
+        sends="the singular values of a small model that all share",
+        headline="personalised",
+        models_differ=True,
+        float32_only=True,
+        brings_loss=True,
+        aggregates=EVERY_RULE,
+    )
     needs: ClassVar[type[Objective]] = Classification
-    float32_only: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> AuxiliaryMean:
         feature_sizes(problem)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -28,6 +28,7 @@ from fewbytes.base.state import state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -73,8 +74,7 @@ class FedKGF(Method):
     groups: Literal["fixed", "random"] = "fixed"  # of consecutive modules, or dealt out at random in each round
     common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
 
-    sends: ClassVar[str] = "one group of its layers' base kernels"
-    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
+    promises = Promises(sends="one group of its layers' base kernels", aggregates=ENTRY_RULES)
 
     def model_for(self, shape: tuple[int, ...]) -> str:
         """Of images a model with convolutions."""

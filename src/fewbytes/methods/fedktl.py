@@ -36,6 +36,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import VOTES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, clip_each, ready
@@ -120,13 +121,15 @@ class FedKTL(Method):
     server_noise: NotNegative = 0.0  # on what the server sends (NG)
     noise_deviation: NotNegative = 0.05  # of either noise, before its coefficient
 
-    sends: ClassVar[str] = "one small vector for each class it holds"
-    models_differ: ClassVar[bool] = True
-    headline: ClassVar[str] = "personalised"
-    brings_loss: ClassVar[bool] = True
-    aggregates: ClassVar[frozenset[str]] = VOTES
+    promises = Promises(
+        sends="one small vector for each class it holds",
+        headline="personalised",
+        models_differ=True,
+        float32_only=True,
+        brings_loss=True,
+        aggregates=VOTES,
+    )
     needs: ClassVar[type[Objective]] = Classification
-    float32_only: ClassVar[bool] = True
 
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), server_epochs=10)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from torch import nn
@@ -24,6 +24,7 @@ from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site, handler_stream
 from fewbytes.core.training import Local
@@ -47,9 +48,7 @@ class FedLP(Method):
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
     ratio: BelowOne = 0.5  # part of the entries that is left out
 
-    sends: ClassVar[str] = "some of its layers, drawn at random"
-    headline: ClassVar[str] = "global"
-    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
+    promises = Promises(sends="some of its layers, drawn at random", aggregates=ENTRY_RULES)
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, trained_entries(problem.first_model()))

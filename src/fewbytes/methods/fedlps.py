@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from fewbytes.base.state import State, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -76,9 +77,7 @@ class FedLPS(Method):
     ratio: BelowOne = 0.8  # p, the part of the channels that is pruned
     ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
 
-    sends: ClassVar[str] = "what is left of a pruned model"
-    headline: ClassVar[str] = "personalised"
-    aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
+    promises = Promises(sends="what is left of a pruned model", headline="personalised", aggregates=VECTOR_RULES)
 
     def server(self, problem: Problem) -> Settling:
         model = problem.first_model()

@@ -35,6 +35,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, prepared
 from fewbytes.methods.parts.one_shot import LONG, check_stages, of_stage, shorter
@@ -84,8 +85,7 @@ class FedMA(Method):
     sweeps: Whole = 5  # how often each client is matched anew
     local: Local = LONG  # epochs (or steps) in all, E/L a round: at least L
 
-    sends: ClassVar[str] = "its model once, layer by layer"
-    headline: ClassVar[str] = "global"
+    promises = Promises(sends="its model once, layer by layer")
     needs: ClassVar[type[Objective]] = Classification
 
     def __post_init__(self) -> None:

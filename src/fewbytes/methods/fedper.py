@@ -11,7 +11,7 @@ Bytes per client and round, before lossless coding: 4 D_B down, 4 D_B up, where 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -21,7 +21,7 @@ from fewbytes.base.state import state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -38,11 +38,13 @@ class FedPer(Method):
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
     buffers: Literal["averaged", "local"] = "local"  # batch-norm statistics
 
-    sends: ClassVar[str] = "its model but the classifier"
-    headline: ClassVar[str] = "personalised"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
-    sums: ClassVar[bool] = True
+    promises = Promises(
+        sends="its model but the classifier",
+        headline="personalised",
+        aggregates=EVERY_RULE,
+        protects={"clients", "samples"},
+        sums=True,
+    )
 
     def server(self, problem: Problem) -> GlobalModel:
         return first_shared(problem, self.base(problem.first_model()))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -72,9 +73,7 @@ class FedPM(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=3, lr=0.1, batch=20, optimiser="adam")  # on the scores
 
-    sends: ClassVar[str] = "one bit a weight: which of a random network's to keep"
-    headline: ClassVar[str] = "global"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    promises = Promises(sends="one bit a weight: which of a random network's to keep", aggregates=EVERY_RULE)
 
     def server(self, problem: Problem) -> MaskProbabilities:
         model = problem.first_model()

@@ -28,6 +28,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.heterogeneous import (
@@ -71,12 +72,14 @@ class FedProto(Method):
     local: Local = STORED
     lambda_proto: NotNegative = 10.0  # of the distance to the global prototypes
 
-    sends: ClassVar[str] = "the mean features of its classes"
-    models_differ: ClassVar[bool] = True
-    headline: ClassVar[str] = "combined"
-    brings_loss: ClassVar[bool] = True
+    promises = Promises(
+        sends="the mean features of its classes",
+        headline="combined",
+        models_differ=True,
+        float32_only=True,
+        brings_loss=True,
+    )
     needs: ClassVar[type[Objective]] = Classification
-    float32_only: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GlobalPrototypes:
         features = feature_size(problem)  # first: it refuses models without any

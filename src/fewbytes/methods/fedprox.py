@@ -12,7 +12,6 @@ batch-norm buffers).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -21,7 +20,7 @@ from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -40,11 +39,7 @@ class FedProx(Method):
     mu: NotNegative = 1.0  # weight of how far a client's model is from the one it received
     stragglers: UpToOne = 0.0  # part of the clients that train for 1 to E epochs (or steps), drawn anew each round
 
-    sends: ClassVar[str] = "its whole model"
-    headline: ClassVar[str] = "global"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
-    sums: ClassVar[bool] = True
+    promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, trained_entries(problem.first_model()))

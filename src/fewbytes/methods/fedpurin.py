@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from fewbytes.core.gallery import Shares
 from fewbytes.core.method import Method
 from fewbytes.core.network import Made, Network
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.table import Stack, Table, stacked
@@ -130,9 +131,9 @@ class FedPURIN(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)  # E, eta
 
-    sends: ClassVar[str] = "the half of its values that matter most, and a bit mask"
-    headline: ClassVar[str] = "sparse"
-    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
+    promises = Promises(
+        sends="the half of its values that matter most, and a bit mask", headline="sparse", aggregates=ENTRY_RULES
+    )
 
     def server(self, problem: Problem) -> Counts:
         return Counts()

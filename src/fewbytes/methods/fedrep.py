@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from torch import nn
 
@@ -24,7 +24,7 @@ from fewbytes.base.state import state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -48,11 +48,13 @@ class FedRep(Method):
     local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.5)  # of the body
     head_epochs: Count = 10  # tau, before those of the body; steps if these are counted, as in Algorithm 1
 
-    sends: ClassVar[str] = "its model but the classifier"
-    headline: ClassVar[str] = "personalised"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
-    sums: ClassVar[bool] = True
+    promises = Promises(
+        sends="its model but the classifier",
+        headline="personalised",
+        aggregates=EVERY_RULE,
+        protects={"clients"},
+        sums=True,
+    )
 
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), head_epochs=min(self.head_epochs, epochs))

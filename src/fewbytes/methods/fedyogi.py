@@ -13,7 +13,6 @@ batch-norm buffers).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -43,11 +42,7 @@ class FedYogi(Method):
     beta2: BelowOne = 0.99
     tau: Positive = 1e-3
 
-    sends: ClassVar[str] = "its whole model"
-    headline: ClassVar[str] = "global"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
-    sums: ClassVar[bool] = True
+    promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
 
     def server(self, problem: Problem) -> Moments:
         return adaptive.first_moments(problem, self.tau)

@@ -27,6 +27,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -55,12 +56,14 @@ class FML(Method):
     kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
 
-    sends: ClassVar[str] = "a small model that all share"
-    models_differ: ClassVar[bool] = True
-    headline: ClassVar[str] = "personalised"
-    brings_loss: ClassVar[bool] = True
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    sums: ClassVar[bool] = True
+    promises = Promises(
+        sends="a small model that all share",
+        headline="personalised",
+        models_differ=True,
+        brings_loss=True,
+        aggregates=EVERY_RULE,
+        sums=True,
+    )
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> AuxiliaryMean:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -120,11 +121,12 @@ class FuseFL(Method):
     ccvr_covariance: Covariance = "correct"  # released: as the authors' code computes it
     local: Local = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)  # E in all, E/K a stage: at least K; or steps
 
-    sends: ClassVar[str] = "its whole model once, block by block"
-    headline: ClassVar[str] = "global"
-    float32_only: ClassVar[bool] = True
-    scored_after_finish: ClassVar[bool] = True
-    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
+    promises = Promises(
+        sends="its whole model once, block by block",
+        float32_only=True,
+        scored_after_finish=True,
+        aggregates=ENTRY_RULES,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

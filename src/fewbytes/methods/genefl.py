@@ -35,6 +35,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -125,10 +126,8 @@ class GeneFL(Method):
     classifier: Literal["shared", "own"] = "shared"  # own: the last layer stays with the client
     batch_norm: Literal["own", "layer"] = "own"  # own: it stays with the client; layer: it travels with its layer
 
-    sends: ClassVar[str] = "the layers that change least for their size"
-    headline: ClassVar[str] = "cohort"
+    promises = Promises(sends="the layers that change least for their size", headline="cohort", aggregates=ENTRY_RULES)
     needs: ClassVar[type[Objective]] = Classification
-    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
 
     def server(self, problem: Problem) -> Genes:
         check_clusters(problem, self.clusters, self.vectors)

@@ -12,7 +12,7 @@ convolutions (with select=updates, of all convolutions in the first rounds).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -21,6 +21,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -49,10 +50,7 @@ class Learngene(Method):
     select: Literal["fixed", "updates"] = "fixed"  # updates: the layers that moved least
     select_rounds: Count = 10  # after which they are picked
 
-    sends: ClassVar[str] = "a fixed part of its layers"
-    headline: ClassVar[str] = "personalised"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    sums: ClassVar[bool] = True
+    promises = Promises(sends="a fixed part of its layers", headline="personalised", aggregates=EVERY_RULE, sums=True)
 
     def server(self, problem: Problem) -> Moving:
         return Moving(averaging.first_shared(problem, self.shared(problem.first_model())).theta)

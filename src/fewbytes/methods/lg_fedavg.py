@@ -25,6 +25,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -41,11 +42,9 @@ class LG_FedAvg(Method):
 
     fraction: Share = 1.0  # rho
     local: Local = STORED
-    sends: ClassVar[str] = "its classifier"
-    models_differ: ClassVar[bool] = True
-    headline: ClassVar[str] = "combined"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    sums: ClassVar[bool] = True
+    promises = Promises(
+        sends="its classifier", headline="combined", models_differ=True, aggregates=EVERY_RULE, sums=True
+    )
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> None:

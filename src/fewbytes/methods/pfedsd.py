@@ -23,7 +23,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -52,12 +52,14 @@ class PFedSD(Method):
     temperature: Positive = 3.0  # T
     teacher: Literal["train", "eval"] = "train"  # how v_k normalises: by the batch, as the authors' code, or not
 
-    sends: ClassVar[str] = "its whole model"
-    headline: ClassVar[str] = "personalised"
-    brings_loss: ClassVar[bool] = True
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
-    sums: ClassVar[bool] = True
+    promises = Promises(
+        sends="its whole model",
+        headline="personalised",
+        brings_loss=True,
+        aggregates=EVERY_RULE,
+        protects={"clients"},
+        sums=True,
+    )
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> GlobalModel:

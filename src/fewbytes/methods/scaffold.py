@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from fewbytes.base.state import State, copied, state_of, trained_entries, traine
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -69,9 +70,7 @@ class SCAFFOLD(Method):
     local: Local = Local(epochs=1, lr=0.01, batch=10)  # eta_l
     server_lr: Positive = 1.0  # eta_g
 
-    sends: ClassVar[str] = "its whole model, and a control variate as large"
-    headline: ClassVar[str] = "global"
-    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    promises = Promises(sends="its whole model, and a control variate as large", aggregates=EVERY_RULE)
 
     def server(self, problem: Problem) -> ControlledModel:
         model = problem.first_model()

@@ -8,13 +8,13 @@ Bytes per client and round: none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 
@@ -32,8 +32,7 @@ class Separate(Method):
 
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
 
-    sends: ClassVar[str] = "nothing"
-    headline: ClassVar[str] = "personalised"
+    promises = Promises(sends="nothing", headline="personalised")
 
     def client(self, site: Site) -> Own:
         return Own(state_of(site.model(fresh=True)))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from msgspec import Meta
@@ -29,7 +29,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.promise import Protected
+from fewbytes.core.promises import Promises
 from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -58,9 +58,9 @@ class SmartIdx(Method):
     density: Share = 1 / 32  # part of all values that is important
     patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # sign patterns that are frequent, at most
 
-    sends: ClassVar[str] = "the largest of its change, where it can whole kernels"
-    aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
-    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
+    promises = Promises(
+        sends="the largest of its change, where it can whole kernels", aggregates=VECTOR_RULES, protects={"clients"}
+    )
 
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)

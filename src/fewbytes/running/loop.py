@@ -144,7 +144,7 @@ class _Loop:
             stop.check(self.metrics)
             how += f", stop_when {stop}"
         self.rule = Rule.read(settings.aggregate)
-        self.rule.check(method.method_name, method.aggregates, len(task.problem.clients))
+        self.rule.check(method.method_name, method.promises.aggregates, len(task.problem.clients))
         check_rounding(method, settings)
         how += f", aggregate {self.rule}" if self.rule != Rule() else ""
         self.spending = Spending(promised(method, task, settings), self.planned, task.problem.seed, folder)
@@ -267,7 +267,7 @@ class _Loop:
         """Whether no round comes after these rows of rounds.jsonl; keeps by what, and why."""
         if not within(self.budget, rows):
             self.ended_by, self.why = "budget", "another would exceed the budget"
-        elif self.stop is not None and (why := self.stop.why(rows, self.metrics, self.method.headline)):
+        elif self.stop is not None and (why := self.stop.why(rows, self.metrics, self.method.promises.headline)):
             self.ended_by, self.why = "stop_when", why
         return bool(self.ended_by)
 
@@ -326,7 +326,7 @@ class _Loop:
             engine.records.scores = {}
             engine.shown = {}
         scores, pooled = engine.records.means(), engine.records.pooled()
-        if scored or (phase == "finish" and self.method.scored_after_finish):
+        if scored or (phase == "finish" and self.method.promises.scored_after_finish):
             shown, open_end = dict(engine.shown), scored and t < self.rounds and self.stop is not None
             scores = merged(scores, scored_models(engine, self.state, last=t >= self.rounds or open_end))
             if open_end and self._ends([*self.rows, sent | {"scores": scores}]):
@@ -437,9 +437,10 @@ class _Loop:
     def _note_headline(self) -> None:
         """Tell people if nothing scores what the method is to be judged by."""
         kinds = list(dict.fromkeys(kind for row in self.rows for of in row["scores"].values() for kind in of))
-        if kinds and self.method.headline not in (*kinds, "global", "personalised"):  # not all tasks have both
+        headline = self.method.promises.headline
+        if kinds and headline not in (*kinds, "global", "personalised"):  # not all tasks have both
             self.watcher.note(
-                f"{self.method.method_name} is to be judged by {self.method.headline!r} (its headline), which nothing "
+                f"{self.method.method_name} is to be judged by {headline!r} (its headline), which nothing "
                 f"scores: there are {listed(kinds)}"
             )
 

@@ -30,7 +30,7 @@ def check_rounding(method: Method, settings: Settings) -> None:
 
 def unrounded(method: Method, way: Way) -> str:
     """Why nothing is rounded that travels that way; empty if something is."""
-    if way == "downlink" and method.streams:
+    if way == "downlink" and method.promises.streams:
         return "clients train for several rounds on what they were sent, which is not rounded"
     if method.roundable(way):
         return ""

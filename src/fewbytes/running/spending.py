@@ -80,7 +80,7 @@ def promised(method: Method, task: Task, settings: Settings, policy: Policy | No
         return None
     promise = Privacy.read(settings.dp)
     accounting()
-    promise.check(method.method_name, method.protects)
+    promise.check(method.method_name, method.promises.protects)
     check_models(map(task.problem.model, task.problem.architectures()))
     method.promising(task, settings.dp, settings.rounds)
     if settings.aggregate != "mean":

@@ -54,7 +54,8 @@ def summary(
     first = next(iter(metrics), "")
     scores = found.get(first, {})
     nothing = {"final": None, "best": None, "best_round": None}
-    kind = method.headline if method.headline in scores else next(iter(scores), method.headline)
+    headline = method.promises.headline
+    kind = headline if headline in scores else next(iter(scores), headline)
     score = {"metric": first or None, "kind": kind, **scores.get(kind, nothing), "all": scores}
     before = _last(scored, first, since) if since > 1 else {}
     whole = [row for row in rows if row["phase"] == "round"]

@@ -10,7 +10,9 @@ from torch import nn
 from fewbytes.base.rate import Way
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
+from fewbytes.core.objective import Objective
 from fewbytes.core.problem import Task
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.wire import pack_state, unpack_state
 
@@ -21,19 +23,14 @@ class Around(Method):
 
     inner: Method
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in (
-            "sends",
-            "models_differ",
-            "headline",
-            "scored_after_finish",
-            "finish_exchanges",
-            "needs",
-            "float32_only",
-            "brings_loss",
-        ):
-            object.__setattr__(self, name, getattr(self.inner, name))
+    @property
+    def promises(self) -> Promises:  # type: ignore[override]  # of each one its own
+        """The inner method's, but for what its server half allows: a wrapper says what of that it keeps."""
+        return replace(self.inner.promises, aggregates=frozenset(), protects=frozenset(), sums=False)
+
+    @property
+    def needs(self) -> type[Objective]:  # type: ignore[override]  # of each one its own
+        return self.inner.needs
 
     def __getattr__(self, name: str) -> Any:
         """The inner method's handlers and hyper-parameters."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -25,6 +25,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.methods.parts.around import Around, packed, unpacked
 from fewbytes.methods.parts.clusters import (
@@ -63,10 +64,13 @@ class Clustered(Around):
             raise UserError(f"clusters are of a method that has none, like FedAvg(), not of {self.inner!r}")
         if self.inner.own_rounds:
             raise UserError(f"{self.inner.method_name} has rounds of its own, and cannot be run in clusters")
-        if self.inner.streams:
+        if self.inner.promises.streams:
             raise UserError(f"{self.inner.method_name} takes replies as they come, of all clients: leave clusters out")
         super().__post_init__()
-        object.__setattr__(self, "aggregates", self.inner.aggregates)
+
+    @property
+    def promises(self) -> Promises:  # type: ignore[override]  # of each one its own
+        return replace(super().promises, aggregates=self.inner.promises.aggregates)
 
     @property
     def method_name(self) -> str:

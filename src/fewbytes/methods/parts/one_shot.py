@@ -17,6 +17,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, prepared
 from fewbytes.models import LogitMean
@@ -68,7 +69,7 @@ class OneShot(Method):
 
     local: Local = LONG
 
-    headline: ClassVar[str] = "global"
+    promises = Promises(sends="its whole model, once")
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> Uploads:
@@ -91,8 +92,7 @@ class OneShot(Method):
 class Distilled(OneShot):
     """One whose server distils the ensemble of the uploads into one student, which takes their place."""
 
-    scored_after_finish: ClassVar[bool] = True
-    finish_exchanges: ClassVar[bool] = False
+    promises = replace(OneShot.promises, scored_after_finish=True, finish_exchanges=False)
 
     def finish(self, state: Uploads, net: Network) -> None:
         with untouched(), all_cores():

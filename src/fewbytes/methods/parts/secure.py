@@ -20,9 +20,9 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MethodType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Handler, Network
 from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.core.promise import Privacy
+from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.methods.parts.around import Around, packed, unpacked
 from fewbytes.methods.parts.exchange import (
@@ -110,18 +111,19 @@ class SecureAggregation(Around):
 
     range: Positive = 64.0  # R; the mean is exact to R / 2^30, times a half for each client
 
-    hides: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Method) or isinstance(self.inner, SecureAggregation):
             raise UserError(f"secure aggregation is of a method, like FedAvg(), not of {self.inner!r}")
-        if not self.inner.sums:
+        if not self.inner.promises.sums:
             raise UserError(
                 f"secure aggregation: the server of {self.inner.method_name} needs more of replies than their mean: "
                 "leave it out, or take fedavg"
             )
         super().__post_init__()
-        object.__setattr__(self, "protects", self.inner.protects & {"samples"})
+
+    @property
+    def promises(self) -> Promises:  # type: ignore[override]  # of each one its own
+        return replace(super().promises, protects=self.inner.promises.protects & {"samples"}, hides=True)
 
     def __getattr__(self, name: str) -> Any:
         """The inner method's hyper-parameters, and its handlers with their replies masked."""
