@@ -23,7 +23,7 @@ from fewbytes.base.ranges import Positive, Share
 from fewbytes.base.state import EntryMeans
 from fewbytes.base.streams import stream
 from fewbytes.core.ledger import OUTCOMES
-from fewbytes.core.objective import evaluate, objective_for
+from fewbytes.core.objective import objective_for
 from fewbytes.core.records import Gathered, Records
 from fewbytes.core.training import batches, fit
 from fewbytes.engines.local import LocalEngine
@@ -540,8 +540,8 @@ def test_evaluate_counts_and_restores_the_mode():
     model = TinyNet()
     x, y = tiny_data().test.load()
     model.train()
-    correct, loss = evaluate(model, x, y)
-    assert 0 <= correct <= len(y)
+    scores, loss = objective_for("classes").evaluate(model, x, y)
+    assert 0 <= scores["accuracy"][0] <= len(y) == scores["accuracy"][1]
     assert loss > 0
     assert model.training
 

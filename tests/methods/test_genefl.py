@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.base.state import EntryMeans
-from fewbytes.core.objective import evaluate
+from fewbytes.core.objective import Classification
 from fewbytes.core.training import fit
 from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.methods.fedbn import FedBN, without_batch_norm
@@ -462,8 +462,8 @@ def test_fedbn_scores_each_client_s_own_model(tmp_path):
         assert not any(torch.equal(own[0][name], other[name]) for other in own[1:])
     right = []
     for state, client in zip(own, task.data.clients, strict=True):
-        correct, _ = evaluate(task.problem.first_model(state), *client.test.load())
-        right.append(correct / len(client.test))
+        scores, _ = Classification().evaluate(task.problem.first_model(state), *client.test.load())
+        right.append(scores["accuracy"][0] / len(client.test))
     assert result.accuracy == pytest.approx(np.mean(right))
     assert result.rounds[-1]["scores"]["accuracy"]["cohort"] == result.accuracy  # as everybody took part
 

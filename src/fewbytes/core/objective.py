@@ -145,19 +145,19 @@ class Objective(ABC):
 
         `precision`: of the forward passes; the losses are summed from float32.
         """
-        training, total = model.training, 0.0
-        model.to(x.device).eval()
-        loss = self.loss(model, None, y)
+        loss, total = self.loss(model, None, y), 0.0
         measures: dict[str, Measure] = {}
-        with torch.no_grad(), arithmetic(precision, str(x.device)):
-            for start in range(0, len(y), EVALUATION_BATCH):
-                outputs, targets = model(x[start : start + EVALUATION_BATCH]), y[start : start + EVALUATION_BATCH]
-                total += float(loss(outputs, targets)) * len(targets)
-                predictions = self.predictions(outputs)
-                measures = measures or {m.name: m.make(predictions) for m in self.metrics}
-                for measure in measures.values():
-                    measure.update(predictions.cpu(), self.truth(targets).cpu())
-        in_training(model) if training else model.eval()
+
+        def take(outputs: Any, targets: Tensor) -> None:
+            nonlocal total
+            total += float(loss(outputs, targets)) * len(targets)
+            predictions = self.predictions(outputs)
+            if not measures:
+                measures.update({m.name: m.make(predictions) for m in self.metrics})
+            for measure in measures.values():
+                measure.update(predictions.cpu(), self.truth(targets).cpu())
+
+        evaluated(model, x, y, precision, take)
         found = {name: value_of(measure) for name, measure in measures.items()}
         return {name: (value * len(y), len(y)) for name, value in found.items() if value == value}, total
 
@@ -213,10 +213,18 @@ class Classification(Objective):
         self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
     ) -> tuple[Scores, float]:
         """As in `Objective`; the losses are plain cross-entropies."""
-        if not self.measured:
-            correct, loss = evaluate(model, x, y, precision)
-            return {"accuracy": (float(correct), len(y))}, loss
-        return super().evaluate(model, x, y, precision)
+        if self.measured:
+            return super().evaluate(model, x, y, precision)
+        correct, loss = 0, 0.0
+
+        def take(outputs: Any, labels: Tensor) -> None:
+            nonlocal correct, loss
+            outputs = outputs.float()
+            correct += int((outputs.argmax(1) == labels).sum())
+            loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
+
+        evaluated(model, x, y, precision, take)
+        return {"accuracy": (float(correct), len(y))}, loss
 
 
 @dataclass(frozen=True)
@@ -413,24 +421,22 @@ def class_weights(weights: Weights, targets: Tensor) -> Tensor:
     return torch.where(counts > 0, inverse, 0.0)
 
 
-def evaluate(
-    model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
-) -> tuple[int, float]:
-    """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode.
-
-    `precision`: of the forward passes; the losses are summed from float32.
-    """
+def evaluated(
+    model: nn.Module,
+    x: Tensor | NamedTensors | LazySamples,
+    y: Tensor,
+    precision: Precision,
+    take: Callable[[Any, Tensor], None],
+) -> None:
+    """Have `take` look at what the model gives for each batch of samples, in eval mode, and its targets; the forward
+    passes are in that precision."""
     training = model.training
     model.to(x.device).eval()
-    correct, loss = 0, 0.0
     with torch.no_grad(), arithmetic(precision, str(x.device)):
         for start in range(0, len(y), EVALUATION_BATCH):
-            outputs = model(x[start : start + EVALUATION_BATCH]).float()
-            labels = y[start : start + EVALUATION_BATCH]
-            correct += int((outputs.argmax(1) == labels).sum())
-            loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
+            rows = slice(start, start + EVALUATION_BATCH)
+            take(model(x[rows]), y[rows])
     in_training(model) if training else model.eval()
-    return correct, loss
 
 
 def _superfluous(weights: Weights | None, outputs: Tensor) -> str:
