@@ -14,55 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fewbytes.base.ranges import BelowOne, Positive, Share
-from fewbytes.base.state import trained_entries
-from fewbytes.core.method import Method
-from fewbytes.core.network import Network
-from fewbytes.core.problem import Problem
-from fewbytes.core.promises import Promises
-from fewbytes.core.rules import EVERY_RULE
-from fewbytes.core.site import Site
-from fewbytes.core.training import Local
-from fewbytes.methods.parts import adaptive, averaging
-from fewbytes.methods.parts.adaptive import Moments
-from fewbytes.methods.parts.averaging import Model, Trained
-from fewbytes.wire import Dense
+from fewbytes.methods.parts.adaptive import Adaptive
 
 
 @dataclass(frozen=True)
-class FedYogi(Method):
-    """Hyper-parameters of FedYogi."""
-
-    fraction: Share = 1.0
-    local: Local = Local(epochs=1, lr=0.0316, batch=20)  # eta_l
-    server_lr: Positive = 0.01  # eta
-    beta1: BelowOne = 0.9
-    beta2: BelowOne = 0.99
-    tau: Positive = 1e-3
-
-    promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
-
-    def server(self, problem: Problem) -> Moments:
-        return adaptive.first_moments(problem, self.tau)
-
-    def round(self, state: Moments, net: Network, t: int) -> None:
-        mean = net.mean(state.theta)
-        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
-            mean.add(reply.theta.dense(), weight=reply.samples)
-        adaptive.move(state, mean(), self.second_moment, self.beta1, self.server_lr, self.tau)
+class FedYogi(Adaptive):
+    """Hyper-parameters of FedYogi: those of Algorithm 2."""
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """v after a mean change."""
         square = delta.square()
         return v - (1 - self.beta2) * square * (v - square).sign()
-
-    def train(self, state: None, message: Model, site: Site) -> Trained:
-        return averaging.train_whole(message, site, self.local)
-
-    def global_model(self, state: Moments, problem: Problem) -> nn.Module:
-        return problem.first_model(state.theta)
-
-    def observed(self, model: nn.Module) -> list[str]:
-        return averaging.parameters_among(model, trained_entries(model))

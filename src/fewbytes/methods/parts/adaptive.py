@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fewbytes.base.ranges import BelowOne, Positive, Share
 from fewbytes.base.state import State, trained_entries, zeros_for_sums
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.methods.parts.averaging import GlobalModel, first_shared, learnt_entries
+from fewbytes.core.promises import Promises
+from fewbytes.core.rules import EVERY_RULE
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import averaging
+from fewbytes.methods.parts.averaging import GlobalModel, Model, Trained, first_shared, learnt_entries
+from fewbytes.wire import Dense
 
 
 @dataclass
@@ -21,30 +30,47 @@ class Moments(GlobalModel):
     v: State
 
 
-def first_moments(problem: Problem, tau: float) -> Moments:
-    """The first weights, m = 0 and v = tau^2, the least the paper allows. Raises as `first_shared` does."""
-    model = problem.first_model()
-    theta = first_shared(problem, trained_entries(model)).theta
-    m = {name: zeros_for_sums(theta[name]) for name in learnt_entries(model)}
-    return Moments(theta, m, {name: torch.full_like(value, tau**2) for name, value in m.items()})
+@dataclass(frozen=True)
+class Adaptive(Method):
+    """Algorithm 2 but for the line in which its variants differ, the second moment's."""
 
+    fraction: Share = 1.0
+    local: Local = Local(epochs=1, lr=0.0316, batch=20)  # eta_l
+    server_lr: Positive = 0.01  # eta
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.99
+    tau: Positive = 1e-3
 
-def move(
-    state: Moments,
-    mean: State,
-    second_moment: Callable[[Tensor, Tensor], Tensor],
-    beta1: float,
-    server_lr: float,
-    tau: float,
-) -> None:
-    """The server's step to what the mean of the clients' models says; batch-norm statistics become their mean.
+    promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
 
-    `second_moment`: v after a change, of v before it and the change.
-    """
-    theta = dict(mean)
-    for name, x in ((name, state.theta[name]) for name in state.m):
-        delta = mean[name] - x
-        state.m[name] = beta1 * state.m[name] + (1 - beta1) * delta
-        state.v[name] = second_moment(state.v[name], delta)
-        theta[name] = (x + server_lr * state.m[name] / (state.v[name].sqrt() + tau)).to(x.dtype)
-    state.theta = theta
+    def server(self, problem: Problem) -> Moments:
+        """The first weights, m = 0 and v = tau^2, the least the paper allows. Raises as `first_shared` does."""
+        model = problem.first_model()
+        theta = first_shared(problem, trained_entries(model)).theta
+        m = {name: zeros_for_sums(theta[name]) for name in learnt_entries(model)}
+        return Moments(theta, m, {name: torch.full_like(value, self.tau**2) for name, value in m.items()})
+
+    def round(self, state: Moments, net: Network, t: int) -> None:
+        mean = net.mean(state.theta)
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
+            mean.add(reply.theta.dense(), weight=reply.samples)
+        theta = dict(mean())  # batch-norm statistics become their mean
+        for name, x in ((name, state.theta[name]) for name in state.m):
+            delta = theta[name] - x
+            state.m[name] = self.beta1 * state.m[name] + (1 - self.beta1) * delta
+            state.v[name] = self.second_moment(state.v[name], delta)
+            theta[name] = (x + self.server_lr * state.m[name] / (state.v[name].sqrt() + self.tau)).to(x.dtype)
+        state.theta = theta
+
+    @abstractmethod
+    def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
+        """v after a mean change of the model, of v before it."""
+
+    def train(self, state: None, message: Model, site: Site) -> Trained:
+        return averaging.train_whole(message, site, self.local)
+
+    def global_model(self, state: Moments, problem: Problem) -> nn.Module:
+        return problem.first_model(state.theta)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return averaging.parameters_among(model, trained_entries(model))
