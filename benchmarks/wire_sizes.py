@@ -21,7 +21,8 @@ import fewbytes as fb
 from fewbytes.base.state import gradients_of
 from fewbytes.core.training import fit
 from fewbytes.data import load_dataset
-from fewbytes.methods.fedpurin import critical, scores, taking_part
+from fewbytes.methods.fedpurin import taking_part
+from fewbytes.methods.parts.critical import critical, scores
 from fewbytes.models import build_model
 from fewbytes.wire import Base, Layout, Parsed, counted
 

@@ -18,10 +18,9 @@ from fewbytes.core import table
 from fewbytes.core.problem import Task
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.methods import fedpurin
-from fewbytes.methods.fedpurin import (
-    Critical,
-    FedPURIN,
-    Personal,
+from fewbytes.methods.fedpurin import Critical, FedPURIN, Personal, taking_part
+from fewbytes.methods.parts.activations import watched
+from fewbytes.methods.parts.critical import (
     collaborators,
     combine,
     critical,
@@ -29,9 +28,7 @@ from fewbytes.methods.fedpurin import (
     overlap,
     scores,
     sparse_mean,
-    taking_part,
     threshold,
-    watched,
 )  # fmt: skip
 from fewbytes.wire import Masked
 

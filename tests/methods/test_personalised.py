@@ -13,8 +13,8 @@ from fewbytes.core.site import Site
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.methods.fedbn import without_batch_norm
 from fewbytes.methods.fedcac import FedCAC, Marked, Personal, sensitive
-from fewbytes.methods.fedpurin import collaborators, overlap
 from fewbytes.methods.parts.averaging import Model, Own
+from fewbytes.methods.parts.critical import collaborators, overlap
 from fewbytes.methods.pfedsd import Taught
 from fewbytes.models.layers import classifier
 from fewbytes.wire import Bits, Counted, Dense, counted

@@ -34,7 +34,7 @@ from fewbytes.core.promises import Promises
 from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.fedpurin import (
+from fewbytes.methods.parts.critical import (
     check_mask,
     collaborators,
     combine,
