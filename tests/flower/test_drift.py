@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flower_grid import CLIENTS, MemoryGrid, run
 
+from fewbytes.core.method import handlers_of
 from fewbytes.core.trust import check_drift
 from fewbytes.flower.apps import client_app
 
@@ -43,14 +44,14 @@ def test_an_honest_run_ends_well_or_is_told_that_its_messages_cannot_be_judged(n
 JUDGED = sorted(
     (name, handler.name)
     for name, method in CASES.items()
-    for handler in type(method).handlers()
+    for handler in handlers_of(type(method))
     if handler.message is not None and name.partition("-")[0] not in NOT_JUDGED
 )
 
 
 @pytest.mark.parametrize(("name", "handler"), JUDGED)
 def test_a_first_layer_that_is_turned_is_refused_whichever_judged_method_sends_it(name, handler):
-    kind = next(each.message for each in type(CASES[name]).handlers() if each.name == handler)
+    kind = next(each.message for each in handlers_of(type(CASES[name])) if each.name == handler)
     problem = CASES[name].adapted(task_of(name)).problem
     first = problem.first_state(0)
     layer = next(key for key, value in first.items() if value.ndim >= 2)

@@ -35,7 +35,7 @@ def test_a_file_is_a_method_with_a_case_and_a_card(name):
     cards = ROOT / "docs" / "methods"
     assert f"](pictures/{name}.svg)" in (cards / f"{name}.md").read_text("utf-8")
     assert (cards / "pictures" / f"{name}.svg").exists()
-    assert f"| [`{name}`]({name}.md) | {found.sends} |" in (cards / "index.md").read_text("utf-8")
+    assert f"| [`{name}`]({name}.md) | {found.promises.sends} |" in (cards / "index.md").read_text("utf-8")
 
 
 def test_what_is_no_method_is_no_attribute():

@@ -67,10 +67,8 @@ class Plain(SecureAggregation):
     silent: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+    def handle_inner(self, handler, state, message, site):
+        return self.inner.handle(handler, state, message, site)
 
     def client(self, site):
         return self.inner.client(site)

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import json
 import math
 import typing
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,13 +25,12 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fewbytes.analysis.settings import Poisoning
-from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.streams import stream
 from fewbytes.core.admission import entries_of
-from fewbytes.core.method import Method
-from fewbytes.core.network import Handler
+from fewbytes.core.method import Method, handlers_of
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.rules import Rule
@@ -73,13 +70,11 @@ def lying(method: Method, clients: Collection[Id], how: Poisoning) -> Method:
 
 def _handlers(cls: type[Method]) -> dict[str, Callable[..., Any]]:
     """The class's handlers whose replies hold a model, by name."""
-    found: dict[str, Callable[..., Any]] = {}
-    for name, function in inspect.getmembers(cls, inspect.isfunction):
-        with suppress(MethodError, TypeError):  # of what is no handler
-            reply = Handler.of(function).reply
-            if reply and typing.get_type_hints(reply).get(MODEL) in (Dense, Masked):
-                found[name] = function
-    return found
+    return {
+        each.name: getattr(cls, each.name)
+        for each in handlers_of(cls)
+        if each.reply and typing.get_type_hints(each.reply).get(MODEL) in (Dense, Masked)
+    }
 
 
 def _lie(function: Callable[..., Any], clients: Collection[Id], how: Poisoning) -> Callable[..., Any]:

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import inspect
 import typing
-from abc import ABC, ABCMeta, abstractmethod
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
@@ -16,7 +16,7 @@ from fewbytes.base.errors import MethodError, UserError, returned, suggestion, w
 from fewbytes.base.ranges import check_ranges
 from fewbytes.base.rate import Way
 from fewbytes.base.state import State
-from fewbytes.core.network import Handler, Network, hints_of, required
+from fewbytes.core.network import Handler, Network, hints_of, required, takes_site
 from fewbytes.core.objective import Objective
 from fewbytes.core.options import OF_METHOD, belongs
 from fewbytes.core.privacy import SamplePrivacy
@@ -24,36 +24,13 @@ from fewbytes.core.problem import OF_TASK, Id, Problem, Task
 from fewbytes.core.promise import Privacy
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
-from fewbytes.core.slips import called, check_hooks, place_of, sited, warn_of_slips
+from fewbytes.core.slips import called, check_class, place_of
 from fewbytes.core.training import Local
 from fewbytes.models.builders import default_model
 from fewbytes.wire.fields import check_fields
 
 TERMS = tuple(f.name for f in dataclasses.fields(Local))
 """The terms of local training, which are set by their plain names."""
-
-
-class _Terms(ABCMeta):
-    """Lets the terms of local training be given by their plain names: `FedAvg(epochs=5)`, the others as its own; checks
-    the class beforehand (`check_frozen`)."""
-
-    def __call__(cls, *values: Any, **parameters: Any) -> Any:
-        own = own_defaults(cls)
-        local = parameters.get("local", own.get("local"))
-        if isinstance(local, Local):
-            terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own}
-            parameters |= {"local": dataclasses.replace(local, **terms)} if terms else {}
-        check_frozen(typing.cast(type[Method], cls))
-        check_hooks(cls, Method)
-        warn_of_slips(cls, Method)
-        if unknown := parameters.keys() - own.keys() if dataclasses.is_dataclass(cls) else set():
-            known = [*own, *(TERMS if isinstance(local, Local) else ())]
-            name = min(unknown)
-            hint = belongs(name, parameters[name], OF_TASK) or suggestion(name, known)
-            raise TypeError(f"{cls.__name__} has no parameter {name!r}{hint}")
-        made = super().__call__(*values, **parameters)
-        check_ranges(made)  # also where a class has a __post_init__ of its own
-        return made
 
 
 def own_defaults(cls: type) -> dict[str, Any]:
@@ -64,22 +41,10 @@ def own_defaults(cls: type) -> dict[str, Any]:
     }
 
 
-def check_frozen(cls: type[Method]) -> None:
-    """Raises MethodError for a class that is no frozen dataclass, or adds hyper-parameters without being one."""
-    for each in (c for c in cls.__mro__ if issubclass(c, Method) and c is not Method):
-        made = vars(each).get("__dataclass_params__")
-        added = any("ClassVar" not in str(kind) for kind in inspect.get_annotations(each).values())
-        must = added or made is not None or (each is cls and not dataclasses.is_dataclass(cls))
-        if must and not (made and made.frozen):
-            raise MethodError(
-                f"{each.__name__} is no frozen dataclass: write @dataclass(frozen=True) above class {each.__name__}"
-            )
-
-
-class Method(ABC, metaclass=_Terms):
+class Method(ABC):
     """A federated method: a frozen dataclass of hyper-parameters. All that lasts is the server's and clients' state.
 
-    A client handler is any method `(self, state, message, site) -> reply`; its type hints say what is packed: a
+    A client handler is any method `(self, state, message, site: Site) -> reply`; its type hints say what is packed: a
     payload, or None for nothing. The server half reaches it with `net.call(self.handler, to=..., send=...)`. A method
     that trains has a field `local: Local`, whose terms may be given by their plain names.
     """
@@ -89,9 +54,25 @@ class Method(ABC, metaclass=_Terms):
     needs: ClassVar[type[Objective]] = Objective  # type: ignore[type-abstract]
     """What it can learn."""
 
-    def __post_init__(self) -> None:
-        """Check hyper-parameters by their types, which may say ranges (`fewbytes.base.ranges`). Raises UserError."""
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "__init__" not in vars(cls):
+            cls.__init__ = Method.__init__  # type: ignore[method-assign]  # a dataclass leaves it as it is
+
+    def __init__(self, *values: Any, **parameters: Any) -> None:
+        """Hyper-parameters in their order or by name, local training's terms by their plain names: `FedAvg(epochs=5)`.
+
+        Raises UserError for a value out of its range, TypeError for a parameter there is not, MethodError for a class
+        that no run can use.
+        """
+        check_class(type(self), Method)
+        for name, value in _parameters(type(self), values, parameters).items():
+            object.__setattr__(self, name, value)
         check_ranges(self)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """What else a method checks of its hyper-parameters. Raises UserError."""
 
     @property
     def method_name(self) -> str:
@@ -186,19 +167,18 @@ class Method(ABC, metaclass=_Terms):
         """Whether a run takes a number of rounds of its own, whatever is asked."""
         return self.planned_rounds(1) == self.planned_rounds(2)
 
-    @classmethod
-    def handlers(cls) -> list[Handler]:
-        """What runs at clients, by their type hints. Raises MethodError for what its server half calls there, or, if
-        there is no other, what looks like one, without such hints."""
-        found, others = [], {}
-        for name in dir(cls):
-            try:
-                found.append(Handler.of(getattr(cls, name)))
-            except MethodError as error:  # it is no handler
-                others[name] = error
-        for name in sorted(others.keys() & (called(cls) if found else called(cls) | sited(cls, Method))):
-            raise MethodError(f"{cls.__name__}: {others[name]} ({place_of(getattr(cls, name))})")
-        return found
+    def runs(self) -> tuple[Method, ...]:
+        """The methods whose handlers its server half may call: itself and, of one around another, that one."""
+        return (self,)
+
+    def handlers(self) -> list[Handler]:
+        """What runs at clients. Raises MethodError as `handlers_of` does."""
+        found = [each for owner in self.runs() for each in handlers_of(type(owner))]
+        return list({each.name: each for each in reversed(found)}.values())
+
+    def handle(self, handler: str, state: Any, message: Any, site: Site) -> Any:
+        """Run one of its handlers."""
+        return getattr(self, handler)(state, message, site)
 
     def roundable(self, way: Way) -> bool:
         """Whether values travel that way that a run may round (`uplink_bits`, `downlink_bits`)."""
@@ -275,6 +255,48 @@ class Method(ABC, metaclass=_Terms):
         """Where in these parameters, whose gradients are given, a server sees the change, bool like them; None:
         everywhere."""
         return None
+
+
+def _parameters(cls: type, values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of a method's class, all of them, of those that are given. Raises TypeError."""
+    own = own_defaults(cls)
+    given = dict(zip(own, values, strict=False))
+    if len(values) > len(own) or given.keys() & named.keys():
+        raise TypeError(f"{cls.__name__} takes {', '.join(own) or 'no parameter'}, each once")
+    given |= named
+    local = given.get("local", own.get("local"))
+    if isinstance(local, Local) and (terms := {name: given.pop(name) for name in TERMS if name in given.keys() - own}):
+        given["local"] = dataclasses.replace(local, **terms)
+    if unknown := given.keys() - own.keys():
+        name = min(unknown)
+        known = [*own, *(TERMS if isinstance(local, Local) else ())]
+        hint = belongs(name, given[name], OF_TASK) or suggestion(name, known)
+        raise TypeError(f"{cls.__name__} has no parameter {name!r}{hint}")
+    if missing := [name for name, value in (own | given).items() if value is dataclasses.MISSING]:
+        raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
+    return own | given
+
+
+def handlers_of(cls: type[Method]) -> list[Handler]:
+    """The client handlers of a class: its functions of a state, a message and a `Site`, by their type hints.
+
+    Raises MethodError for what its server half calls there, or, if there is no other, what looks like one, without such
+    hints or with a message or reply that cannot travel.
+    """
+    functions = {
+        name: each for name, each in inspect.getmembers(cls, inspect.isfunction) if vars(Method).get(name) != each
+    }
+    own = {name: each for name, each in functions.items() if not hasattr(Method, name)}
+    asked, typed = called(functions.values()) & own.keys(), {name for name, each in own.items() if takes_site(each)}
+    named = {name for name, each in own.items() if list(inspect.signature(each).parameters)[3:] == ["site"]}
+    found = []
+    for name in sorted(asked | typed or named):
+        try:
+            found.append(Handler.of(own[name]))
+        except MethodError as error:
+            if name not in typed - asked:  # else a function that handlers share
+                raise MethodError(f"{cls.__name__}: {error} ({place_of(own[name])})") from None
+    return found
 
 
 def option_of(method: Method) -> Callable[[str, Any], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -81,6 +82,13 @@ def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
         return typing.get_type_hints(function)
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
         raise MethodError(f"the type hints of {name} cannot be resolved: {error}") from None
+
+
+def takes_site(function: Callable[..., Any]) -> bool:
+    """Whether the last of a function's four parameters is a client's site, by the name of its type."""
+    names = list(inspect.signature(function).parameters)
+    hint = inspect.get_annotations(function).get(names[-1]) if len(names) == 4 else None
+    return str(getattr(hint, "__name__", hint)).rpartition(".")[2] == "Site"
 
 
 def _is_site(kind: Any) -> bool:

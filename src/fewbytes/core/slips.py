@@ -1,15 +1,16 @@
-"""What in a method's class is most likely a slip of its author, who would otherwise not hear of it."""
+"""What is wrong in a method's class, or most likely a slip of its author: looked at when the class is first used."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import difflib
-import dis
+import functools
 import inspect
+import itertools
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,31 @@ from fewbytes.core.promises import Promises
 
 PROMISED = frozenset(each.name for each in dataclasses.fields(Promises))
 CLOSE = 0.8  # of difflib: `global_modell` and `clients` are as near to what they should be
-_heard: set[type] = set()  # classes that were looked at
 
 
-def warn_of_slips(cls: type, base: type) -> None:
-    """Warn, once, of what looks like a slip in a class derived from `base`."""
-    if cls not in _heard:
-        _heard.add(cls)
-        for text in slips(cls, base):
-            warnings.warn(text, Slip, stacklevel=3)
+@functools.cache
+def check_class(cls: type, base: type) -> None:
+    """Raises MethodError for a class derived from `base` that no run can use; warns, once, of what looks like a slip in
+    it."""
+    _check_frozen(cls, base)
+    _check_hooks(cls, base)
+    for text in slips(cls, base):
+        warnings.warn(text, Slip, stacklevel=3)
 
 
-def check_hooks(cls: type, base: type) -> None:
+def _check_frozen(cls: type, base: type) -> None:
+    """Raises MethodError for a class that is no frozen dataclass, or adds hyper-parameters without being one."""
+    for each in (c for c in cls.__mro__ if issubclass(c, base) and c is not base):
+        made = vars(each).get("__dataclass_params__")
+        added = any("ClassVar" not in str(kind) for kind in inspect.get_annotations(each).values())
+        must = added or made is not None or (each is cls and not dataclasses.is_dataclass(cls))
+        if must and not (made and made.frozen):
+            raise MethodError(
+                f"{each.__name__} is no frozen dataclass: write @dataclass(frozen=True) above class {each.__name__}"
+            )
+
+
+def _check_hooks(cls: type, base: type) -> None:
     """Raises MethodError for what a class has in place of a function or an attribute of `base` that a run cannot use,
     and for types of hyper-parameters that cannot be resolved."""
     hints_of(cls, cls.__name__)
@@ -60,8 +74,8 @@ def _takes(own: Any, count: int) -> bool:
 
 
 def slips(cls: type, base: type) -> Iterator[str]:
-    """A line for each: an attribute whose name is nearly one that `base` has and the class has not, one without a type,
-    and a `state` that is given another value, which nobody sees."""
+    """A line for each: an attribute whose name is nearly one that `base` has and the class has not, or a promise's; one
+    without a type; and a `state` that is given another value, which nobody sees."""
     typed = inspect.get_annotations(cls)
     known = {name for name in dir(base) if not name.startswith("_")}
     parameters = {name for above in cls.__mro__[1:] for name in getattr(above, "__dataclass_fields__", ())}
@@ -86,41 +100,34 @@ def slips(cls: type, base: type) -> Iterator[str]:
             within = f"{_file(cls)}{cls.__name__}.{name}"
             yield f"{within} is no hyper-parameter but what it is, as a method: write {name}: ClassVar[…] = …"
     for name, value in vars(cls).items():
-        if not inspect.isfunction(value):
+        written = _written(value) if inspect.isfunction(value) else None
+        if written is None:
             continue
         where = f"{place_of(value)}: {cls.__name__}.{name}"
-        if (state := _state(name, value)) and _assigns(value, state):
+        if (state := _state(name, value)) and _assigns(written, state):
             yield f"{where} gives `{state}` another value, gone when it returns: change what it holds, {state}.… = …"
-        if name in _GIVES and not _returns(value):
+        if name in _GIVES and not _returns(value, written):
             yield f"{where} returns nothing: is `return` missing?"
 
 
 _KINDS = {Promises: "Promises(…)", type: "a class"}
 _GIVES = ("server", "client", "global_model", "local_model", "server_models")
-_ASKS = ("call", "tell", "stream")
 _STATEFUL = ("start", "round", "finish", "join")
 
 
-def called(cls: type) -> set[str]:
-    """The names of the class's functions that its code has clients run: `net.call(self.train, …)`, `tell`, `stream`."""
+def called(functions: Iterable[Callable[..., Any]]) -> set[str]:
+    """The names of what functions have clients run, `net.call(self.train, …)`, `tell`, `stream`, as far as their source
+    can be read."""
     found = set()
-    for _, function in inspect.getmembers(cls, inspect.isfunction):
-        codes = [function.__code__]
-        for code in codes:
-            codes += filter(inspect.iscode, code.co_consts)  # of what is written within it
-            steps = list(dis.get_instructions(code))
-            for asks, owner, step in zip(steps, steps[1:], steps[2:], strict=False):
-                handed = step.opname == "LOAD_ATTR" and step.argrepr == step.argval  # not called there
-                if handed and owner.argval == "self" and asks.argval in _ASKS:
-                    found.add(step.argval)
-    return {name for name in found if inspect.isfunction(getattr(cls, name, None))}
-
-
-def sited(cls: type, base: type) -> set[str]:
-    """The names of the functions, which `base` has not, that take a state, a message and a site, by what they call the
-    last."""
-    own = inspect.getmembers(cls, lambda value: inspect.isfunction(value) and value.__code__.co_argcount == 4)
-    return {name for name, value in own if not hasattr(base, name) and value.__code__.co_varnames[3] == "site"}
+    trees = [tree for function in functions if (tree := _written(function))]
+    for node in itertools.chain.from_iterable(map(ast.walk, trees)):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="call" | "tell" | "stream"),
+                args=[ast.Attribute(value=ast.Name(id="self"), attr=name), *_],
+            ):
+                found.add(name)
+    return found
 
 
 def place_of(function: Callable[..., Any]) -> str:
@@ -135,30 +142,42 @@ def _file(cls: type) -> str:
         return ""
 
 
+def _written(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    """A function as it is written, if its source can be read."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)
+
+
 def _state(name: str, function: Callable[..., Any]) -> str:
     """What a server's hook or a handler calls the state it is given."""
-    code = function.__code__
-    given = code.co_varnames[: code.co_argcount]
+    given = list(inspect.signature(function).parameters)
     hints = [str(kind) for kind in inspect.get_annotations(function).values()]
     handler = len(given) == 4 and any("Site" in hint for hint in hints)
     return given[1] if len(given) > 1 and (name in _STATEFUL or handler) else ""
 
 
-def _assigns(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function gives a name of its own another value; also one that a comprehension within it reads."""
-    for each in dis.get_instructions(function.__code__):
-        stored = each.argval if isinstance(each.argval, tuple) else (each.argval,)
-        if each.opname.startswith(("STORE_FAST", "STORE_DEREF")) and name in stored:
+def _assigns(function: ast.FunctionDef, name: str) -> bool:
+    """Whether a function gives a name of its own another value."""
+    left: list[ast.AST] = list(function.body)
+    for node in left:
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
             return True
+        if not isinstance(node, _SCOPES):
+            left += ast.iter_child_nodes(node)
     return False
 
 
-def _returns(function: Callable[..., Any]) -> bool:
-    """Whether a function returns something, or says that it does not, or raises; also if its source cannot be read."""
+_SCOPES = (ast.FunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+"""What has names of its own."""
+
+
+def _returns(function: Callable[..., Any], written: ast.FunctionDef) -> bool:
+    """Whether a function returns something, or says that it does not, or raises."""
     if str(inspect.get_annotations(function).get("return", "")) == "None":
         return True
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return True
-    return any(isinstance(node, ast.Raise) or (isinstance(node, ast.Return) and node.value) for node in ast.walk(tree))
+    return any(
+        isinstance(node, ast.Raise) or (isinstance(node, ast.Return) and node.value) for node in ast.walk(written)
+    )

@@ -226,7 +226,7 @@ class Engine(ABC):
         """Send all that waits, by itself, to those who answer: no round is to come for which the others must know."""
         for name in self._waiting.handlers():
             with suppress(TooFewReplies):
-                for _ in self.exchange(getattr(self.method, name), self._waiting.to(name, self.clients), None):
+                for _ in self.exchange(self._function(name), self._waiting.to(name, self.clients), None):
                     pass
             self.abandon()
         self._waiting.clear()
@@ -390,7 +390,7 @@ class Engine(ABC):
 
     def _handler(self, function: Callable[..., Any]) -> Handler:
         owner = getattr(function, "__self__", None)
-        if owner is not self.method and owner is not getattr(self.method, "inner", None):
+        if not any(owner is each for each in self.method.runs()):
             raise MethodError(f"{function!r} is not a handler of the method that runs: call self.<handler>")
         name = function.__name__
         if name not in self._handlers:
@@ -398,7 +398,12 @@ class Engine(ABC):
         return self._handlers[name]
 
     def _named(self, name: str) -> Handler:
-        return self._handler(getattr(self.method, name))
+        return self._handler(self._function(name))
+
+    def _function(self, handler: str) -> Callable[..., Any]:
+        owner = next(each for each in self.method.runs() if hasattr(each, handler))
+        function: Callable[..., Any] = getattr(owner, handler)
+        return function
 
     def _read(
         self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any], own: bool

@@ -136,7 +136,7 @@ class Runner:
             task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
         self._models: dict[Any, Reused] = {}
         self._recordings: Recordings = {}
-        self._handlers: dict[str, Handler] = {}
+        self._handlers = {each.name: each for each in method.handlers()}
         self._messages: dict[int, Received] = {}  # of the last job, by number: the next may get the same
 
     def run(self, job: Job, frames: Sequence[memoryview]) -> tuple[Done, Frame | None]:
@@ -157,12 +157,11 @@ class Runner:
         for each in received.values():
             self.check(job.client, each.message)
         for part in job.waited:
-            getattr(self.method, part.handler)(
-                state, received[part.number].message, self._site(job, part.handler, done)
-            )
+            site = self._site(job, part.handler, done)
+            self.method.handle(part.handler, state, received[part.number].message, site)
         handler = self._handler(job.handler)
         message = None if job.message is None else received[job.message.number].message
-        reply = getattr(self.method, handler.name)(state, message, self._site(job, handler.name, done))
+        reply = self.method.handle(handler.name, state, message, self._site(job, handler.name, done))
         bases = [each.base for each in received.values()]
         unchanged(*bases)
         frame: Frame | None = None
@@ -226,7 +225,7 @@ class Runner:
 
     def _handler(self, name: str) -> Handler:
         if name not in self._handlers:
-            self._handlers[name] = Handler.of(getattr(self.method, name))
+            raise MethodError(f"{type(self.method).__name__} has no handler {name!r}")
         return self._handlers[name]
 
     def _received(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.ranges import described
-from fewbytes.core.method import Method
+from fewbytes.core.method import Method, handlers_of
 from fewbytes.core.training import Local
 from fewbytes.experiments.settings import read_experiment
 from fewbytes.methods import METHODS
@@ -96,7 +96,7 @@ def payload_fields(frame: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     differ: set[str] = set()
     for method in [METHODS[name]] if name in METHODS else METHODS.values():
-        for handler in method.handlers():
+        for handler in handlers_of(method):
             for kind in (handler.message, handler.reply):
                 if kind is not None:
                     fields = [field.name for field in dataclasses.fields(kind)]

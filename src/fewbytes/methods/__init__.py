@@ -23,8 +23,8 @@ from typing import Any
 
 from fewbytes.base.errors import MethodError, UserError, import_failed, suggestion
 from fewbytes.base.named import imported
-from fewbytes.core.method import Method, check_frozen
-from fewbytes.core.slips import check_hooks
+from fewbytes.core.method import Method
+from fewbytes.core.slips import check_class
 
 FILES = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
 """The names of our own methods."""
@@ -123,8 +123,7 @@ def _checked(name: str, found: Any) -> type[Method]:
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise UserError(f"the method {name!r} lacks {', '.join(missing)}")
     try:
-        check_frozen(found)
-        check_hooks(found, Method)
+        check_class(found, Method)
     except MethodError as error:
         raise UserError(f"the method {name!r} cannot be used: {error}") from None
     if needed := [key for key, default in found.defaults().items() if default is dataclasses.MISSING]:

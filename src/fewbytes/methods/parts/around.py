@@ -7,13 +7,13 @@ from typing import Any, Self
 
 from torch import nn
 
-from fewbytes.base.rate import Way
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.objective import Objective
 from fewbytes.core.problem import Task
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
+from fewbytes.core.training import Local
 from fewbytes.wire import pack_state, unpack_state
 
 
@@ -32,11 +32,23 @@ class Around(Method):
     def needs(self) -> type[Objective]:  # type: ignore[override]  # of each one its own
         return self.inner.needs
 
-    def __getattr__(self, name: str) -> Any:
-        """The inner method's handlers and hyper-parameters."""
-        if name.startswith("__") or name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+    def runs(self) -> tuple[Method, ...]:
+        return (self, *self.inner.runs())
+
+    def handle(self, handler: str, state: Any, message: Any, site: Site) -> Any:
+        if hasattr(type(self), handler):
+            return super().handle(handler, state, message, site)
+        return self.handle_inner(handler, state, message, site)
+
+    def handle_inner(self, handler: str, state: Any, message: Any, site: Site) -> Any:
+        """Run one of the inner method's handlers."""
+        return self.inner.handle(handler, state, message, site)
+
+    @property
+    def local(self) -> Local:
+        """The inner method's terms of local training, of one that trains."""
+        local: Local = self.inner.local  # type: ignore[attr-defined]
+        return local
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -75,9 +87,6 @@ class Around(Method):
 
     def goes_back(self, handler: str) -> bool:
         return self.inner.goes_back(handler)
-
-    def roundable(self, way: Way) -> bool:
-        return super().roundable(way) or self.inner.roundable(way)
 
     def observed(self, model: nn.Module) -> list[str] | None:
         return self.inner.observed(model)

@@ -16,12 +16,9 @@ noise keeps from being coded, and 190 n + 800 down besides the method's own mess
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from types import MethodType
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +29,7 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import Positive
 from fewbytes.base.rate import Way
 from fewbytes.core.method import Method
-from fewbytes.core.network import Handler, Network
+from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.core.promise import Privacy
 from fewbytes.core.promises import Promises
@@ -125,23 +122,15 @@ class SecureAggregation(Around):
     def promises(self) -> Promises:  # type: ignore[override]  # of each one its own
         return replace(super().promises, protects=self.inner.promises.protects & {"samples"}, hides=True)
 
-    def __getattr__(self, name: str) -> Any:
-        """The inner method's hyper-parameters, and its handlers with their replies masked."""
-        value = super().__getattr__(name)
-        return MethodType(self._around(value), self) if is_handler(value) else value
-
-    def _around(self, inner: Callable[[Any, Any, Site], Any]) -> Callable[..., Any]:
-        @functools.wraps(inner)
-        def handler(self: SecureAggregation, state: Hidden, message: Any, site: Site) -> Any:
-            own = self.own(state)
-            reply = inner(own, message, site)
-            state.inner = packed(own)
-            if reply is None:
-                state.heard, state.secrets = digest(inner.__name__, digest_of_message(message)), None
-                return None
-            return self.hide(state, inner.__name__, message, reply, site)
-
-        return handler
+    def handle_inner(self, handler: str, state: Hidden, message: Any, site: Site) -> Any:
+        """Run one of the inner method's handlers, and mask its reply."""
+        own = self.own(state)
+        reply = self.inner.handle(handler, own, message, site)
+        state.inner = packed(own)
+        if reply is None:
+            state.heard, state.secrets = digest(handler, digest_of_message(message)), None
+            return None
+        return self.hide(state, handler, message, reply, site)
 
     @property
     def method_name(self) -> str:
@@ -208,8 +197,7 @@ class SecureAggregation(Around):
         """Only where secrets are forgotten: else a client could be had to deal, hide or reveal twice."""
         if handler == self.advertise_keys.__name__:
             return True
-        inner = getattr(self.inner, handler, None)
-        return inner is not None and is_handler(inner) and Handler.of(inner).reply is None
+        return any(each.name == handler and each.reply is None for each in self.inner.handlers())
 
     # ------------------------------------------------------------------------------------------------- the client half
 
@@ -339,11 +327,3 @@ def enough_of(do: str, cohort: Sequence[Id], known: Sequence[Id], these: Sequenc
     """Raises MethodError unless these are among the known and one of them, and more than half of all who take part."""
     if not set(these) <= set(known) or me not in these or len(these) < LEAST or 2 * len(these) <= len(cohort):
         raise MethodError(f"of {len(cohort)} clients that take part {len(these)} {do}, too few to hide this one among")
-
-
-def is_handler(value: Any) -> bool:
-    """Whether an attribute of a method is one of its client handlers."""
-    try:
-        return inspect.ismethod(value) and bool(Handler.of(value))
-    except (MethodError, TypeError):
-        return False
