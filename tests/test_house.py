@@ -52,6 +52,13 @@ def test_no_modules_import_each_other_in_a_circle():
     tuple(graphlib.TopologicalSorter(within).static_order())  # raises CycleError with the circle
 
 
+def test_a_runs_promises_know_nothing_of_each_other():
+    folder = "fewbytes.running.promises."
+    promises = {name for name in MODULES if name.startswith(folder)} - {f"{folder}promise", f"{folder}every"}
+    assert len(promises) > 9
+    assert not {name: IMPORTS[name] & promises for name in promises if IMPORTS[name] & promises}
+
+
 @pytest.mark.parametrize("library", ONLY)
 def test_a_library_has_one_room(library):
     importing = {room(module) for module, names in IMPORTS.items() if any(n.split(".")[0] == library for n in names)}

@@ -21,7 +21,7 @@ from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.table import summary_table
-from fewbytes.running.alarms import Alarms, standing_out
+from fewbytes.running.promises.alarms import Alarms, standing_out
 from fewbytes.wire import Layout
 
 TERMS = {"epochs": 2, "lr": 0.1, "batch": 20}

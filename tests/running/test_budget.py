@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fewbytes as fb
 from fewbytes.base.units import parse_bytes, parse_rate
-from fewbytes.running.loop import HEADROOM
+from fewbytes.running.promises.budget import HEADROOM
 from fewbytes.running.watcher import Watcher
 
 METHOD = fb.FedAvg(**LOCAL)

@@ -26,7 +26,7 @@ from fewbytes.flower.children import is_alive, send
 from fewbytes.flower.guarded import application_files
 from fewbytes.flower.processes import Processes
 from fewbytes.running.checkpoint import Checkpoints
-from fewbytes.running.loop import terminating
+from fewbytes.running.signals import terminating
 from fewbytes.running.watcher import HEARD, Watcher
 
 LOOPBACK = "127.0.0.1:0"

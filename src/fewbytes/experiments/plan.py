@@ -21,7 +21,7 @@ from fewbytes.core.problem import Task
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.run import run
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
-from fewbytes.running.loop import HEADROOM
+from fewbytes.running.promises.budget import HEADROOM
 from fewbytes.running.rounding import rounded
 from fewbytes.running.watcher import Watcher
 

@@ -23,9 +23,9 @@ from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
+from fewbytes.running.promises.privacy import promised
 from fewbytes.running.rounding import check_rounding
 from fewbytes.running.settings import ROUNDING
-from fewbytes.running.spending import promised
 from fewbytes.running.watcher import Watcher, together
 
 

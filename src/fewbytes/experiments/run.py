@@ -12,7 +12,7 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.local import LocalEngine
 from fewbytes.running.checkpoint import Checkpoint
-from fewbytes.running.loop import drive
+from fewbytes.running.drive import drive
 from fewbytes.running.result import Result
 from fewbytes.running.settings import Settings
 

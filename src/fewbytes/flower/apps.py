@@ -36,10 +36,10 @@ from fewbytes.flower.messages import decoded, read_content, sealed, split_frames
 from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import DIFFERENT, TELL, Allows, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
-from fewbytes.running.loop import drive
+from fewbytes.running.drive import drive
+from fewbytes.running.promises.privacy import promised
 from fewbytes.running.result import Result
 from fewbytes.running.settings import Settings
-from fewbytes.running.spending import promised
 
 FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
 """The folders of a path, up to its last part."""

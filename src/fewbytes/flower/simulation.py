@@ -24,9 +24,9 @@ from fewbytes.flower.apps import make_server_app, simulated_client_app
 from fewbytes.flower.cluster import connect, start_keeper
 from fewbytes.flower.compat import LOGGER
 from fewbytes.flower.network import Exchange
-from fewbytes.running.loop import terminating
 from fewbytes.running.result import Result
 from fewbytes.running.settings import Settings
+from fewbytes.running.signals import terminating
 
 AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher looks every 0.1 s, and looks at each
 

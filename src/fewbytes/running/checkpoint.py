@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -19,7 +20,7 @@ from fewbytes.base.files import check_own, make_durable, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.data.split import transform_name
-from fewbytes.engines.base import Named, Resumed
+from fewbytes.engines.base import Engine, Named, Resumed
 from fewbytes.engines.downlink import Heard, Line
 from fewbytes.engines.underway import UnderWay
 from fewbytes.engines.waiting import Waiting
@@ -70,6 +71,17 @@ class Checkpoint:
             self.nonce, self.starts, self.named(), self.known.tolist(), self.waiting, self.under_way,
             self.clock, self.lines, heard,
         )  # fmt: skip
+
+
+class Progress(NamedTuple):
+    """How far a run is: the phase that it has just gone through, and the server's `state` after it."""
+
+    fingerprint: str
+    starts: int
+    seconds: float
+    round: int
+    phase: str
+    state: Any
 
 
 class Checkpoints:
@@ -127,6 +139,31 @@ class Checkpoints:
             raise UserError(f"the checkpoint {path} is damaged ({error}); {begin}") from None
         except OSError as error:
             raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
+
+    def made(self, engine: Engine, progress: Progress, exchanges: int, rows: str) -> Checkpoint:
+        """A checkpoint of a run. What is new in it is added to the files that only grow: the `rows`, and what the
+        ledger has after so many `exchanges`."""
+        return Checkpoint(
+            fewbytes=VERSION,
+            nonce=engine.nonce,
+            starts=progress.starts,
+            fingerprint=progress.fingerprint,
+            round=progress.round - (progress.phase in ("join", "finish")),
+            known=torch.tensor(engine.clients, dtype=torch.int64),
+            finished=progress.phase == "finish",
+            server=b"" if progress.state is None else bytes(pack_state(progress.state)),
+            waiting=engine.waiting(),
+            under_way=engine.under_way(),
+            clock=engine.clock,
+            lines=list(engine.downlink.lines.values()),
+            heard=msgspec.msgpack.encode(engine.downlink.heard),
+            versions=torch.tensor(sorted(engine.versions.items()), dtype=torch.int64).view(-1, 2),
+            ledger=self.ledger.grow(engine.ledger.tobytes(exchanges)),
+            handlers=engine.ledger.handlers,
+            rows=self.rows.grow(rows.encode()),
+            seconds=progress.seconds,
+            peak_memory_bytes=engine.peak_memory_bytes,
+        )
 
     def write(self, checkpoint: Checkpoint, most: int | None) -> None:
         """Write a checkpoint; of earlier ones so many stay that there are `most` (None: all)."""

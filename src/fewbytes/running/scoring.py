@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fewbytes.base.cores import all_cores
@@ -9,6 +10,26 @@ from fewbytes.base.streams import seeded
 from fewbytes.core.method import check_model
 from fewbytes.core.records import ByMetric, mean_scores, pooled_scores
 from fewbytes.engines.base import Engine
+from fewbytes.running.promises.promise import Phase, Row
+from fewbytes.running.rounds import Rounds
+
+
+def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequence[Row], due: bool) -> None:
+    """Score the models after a phase where that is `due`, after what turns out to be the last round, and where a method
+    is scored after that. `rows`: the lines of the phases before."""
+    whole, t = done.phase == "round", done.round
+    sent = {"round": t, "phase": done.phase, "scores": {}, **done.bytes}
+    if whole and rounds.may_end("sent"):
+        if rounds.end([*rows, sent], t):
+            due = True
+        elif not due:
+            engine.records.scores, engine.shown = {}, {}
+    done.scores, done.pooled = engine.records.means(), engine.records.pooled()
+    if due or (done.phase == "finish" and engine.method.promises.scored_after_finish):
+        shown, open_end = dict(engine.shown), due and t < rounds.last and rounds.may_end("scored")
+        done.scores = merged(done.scores, scored_models(engine, state, last=t >= rounds.last or open_end))
+        if open_end and not rounds.end([*rows, sent | {"scores": done.scores}], t):
+            engine.shown = shown  # without predictions, which are shown after the last round
 
 
 def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:

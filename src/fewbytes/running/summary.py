@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fewbytes.base.files import replacing
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.policy import ABSENT
 from fewbytes.core.problem import Task
 from fewbytes.data.clients import FederatedData
 from fewbytes.running.checkpoint import VERSION
+from fewbytes.running.promises.joiners import refusals
 from fewbytes.running.rounding import rounded
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went: `rounds` it has or will have, `refused` newcomers that were not served."""
+    """How a run went; `rounds`: it has or will have."""
 
     status: str
     rounds: int
-    refused: int
     seconds: float
     peak_memory_bytes: int
 
@@ -63,6 +67,7 @@ def summary(
     totals = ledger.totals()
     broken = list(dict.fromkeys(name for row in rows for name in row.get("not_finite", [])))
     missing = [left for row in rows for left in row.get("left_out", []) if left["handler"] == ABSENT]
+    refused = {left["client"] for left in refusals(rows)}
     absent = Counter(str(left["client"]) for left in missing)
     return {
         "method": method.method_name,
@@ -82,7 +87,7 @@ def summary(
         "test_samples": tested_on(counts, task.data),
         **totals,
         **({"not_finite": broken} if broken else {}),
-        "left_out": int((ledger.columns()["outcome"] != 0).sum()) + outcome.refused + len(missing),
+        "left_out": int((ledger.columns()["outcome"] != 0).sum()) + len(refused) + len(missing),
         **({"absent": dict(absent)} if absent else {}),
         "uplink_bytes_per_client_round": totals["uplink_bytes"] / exchanges,
         "downlink_bytes_per_client_round": totals["downlink_bytes"] / exchanges,
@@ -92,6 +97,15 @@ def summary(
         "peak_memory_bytes": outcome.peak_memory_bytes,
         "versions": versions(),
     }
+
+
+def write_results(folder: Path, result: dict[str, Any], ledger: Ledger) -> None:
+    """Write result.json and ledger.parquet, each at once or not at all."""
+    with replacing(folder / "result.json") as file:
+        file.write(json.dumps(result, indent=2).encode() + b"\n")
+    temporary = folder / f".ledger.{os.getpid()}.tmp"
+    ledger.write_parquet(temporary)
+    os.replace(temporary, folder / "ledger.parquet")
 
 
 def turnover(task: Task, rounds: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import write_text
 from fewbytes.core.problem import Id
 from fewbytes.data.clients import FederatedData
+from fewbytes.engines.base import Engine
 from fewbytes.engines.handlers import SampleCounts
+from fewbytes.running.promises.promise import Opening, Promise, Row
 
 
-class PartitionCounts:
+class PartitionCounts(Promise):
     """What partition.json in a run folder holds, in `held`; None for clients whose nodes have said nothing yet."""
 
     def __init__(self, data: FederatedData, folder: Path) -> None:
@@ -25,14 +27,27 @@ class PartitionCounts:
             if not len(client.train):  # its data lie elsewhere: what its node says is entered once it is there
                 self.held["train"][i] = self.held["test"][i] = None
         self._entered: set[Id] = set()  # the clients whose nodes' figures are held
+        self._resumed = False
 
-    def enter(self, said: Mapping[Id, tuple[SampleCounts, SampleCounts]], resumed: bool) -> None:
+    def recall(self, rows: Sequence[Row], again: int) -> None:
+        """What was entered before counts."""
+        self._resumed = True
+
+    def begin(self, engine: Engine) -> None:
+        """Enter what the nodes of the first clients say."""
+        self._enter(engine.sample_counts)
+
+    def before_round(self, opening: Opening) -> None:
+        """Enter what the nodes of those say that have arrived, before they are served."""
+        self._enter(opening.engine.sample_counts)
+
+    def _enter(self, said: Mapping[Id, tuple[SampleCounts, SampleCounts]]) -> None:
         """Enter what nodes say of data that lie there, training and test samples. Raises UserError where a run goes on
         and a client's samples are not as many as they were."""
         new = {i: counts for i, counts in said.items() if i not in self._entered}
         if not new:
             return
-        if not self._entered and resumed:
+        if not self._entered and self._resumed:
             with suppress(OSError, ValueError):  # lost, or damaged
                 self.held = json.loads(self._path.read_text())
         for client, counts in new.items():

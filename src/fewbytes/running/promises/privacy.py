@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,24 @@ from fewbytes.core.privacy import ClientPrivacy, accounting, check_models
 from fewbytes.core.problem import Task
 from fewbytes.core.promise import Privacy
 from fewbytes.engines.base import Engine
+from fewbytes.running.promises.promise import Phase, Promise, Row
 from fewbytes.running.settings import Settings
 
 
-class Spending:
-    """Counts what a run of so many `planned` rounds spends of its `promise` (None: it has none, and spends nothing)."""
+class Spending(Promise):
+    """Counts what a run of so many `planned` rounds spends of its `promise`."""
 
-    def __init__(self, promise: Privacy | None, planned: int, seed: int, folder: Path) -> None:
+    def __init__(self, promise: Privacy, planned: int, seed: int, folder: Path) -> None:
         self.promise = promise
-        self.privacy: ClientPrivacy | None = None
+        self.terms = f", dp {promise} over {planned} rounds"
+        self.privacy = ClientPrivacy(promise, planned, seed) if promise.of == "clients" else None
         """What the server keeps to, where clients were promised something."""
-        if promise is not None and promise.of == "clients":
-            self.privacy = ClientPrivacy(promise, planned, seed)
         self.epsilon, self.means = 0.0, 0  # spent; noisy means so far
         self._kept = folder / "checkpoint" / "means"
 
-    def recall(self, rows: list[dict[str, Any]]) -> None:
-        """What was spent, in the rounds of the checkpoint or, if the run went back, after it."""
+    def recall(self, rows: Sequence[Row], again: int) -> None:
+        """What was spent, in the rounds of the checkpoint or, if the run went back, after it. Raises UserError if the
+        rounds after it may need more noisy means than are promised."""
         for row in rows:
             if spent := row.get("privacy"):
                 self.epsilon, self.means = spent["epsilon"], spent.get("means", 0)
@@ -37,39 +39,43 @@ class Spending:
             self.means = max(self.means, int(self._kept.read_text()))
             self.epsilon = self.privacy.epsilon(self.means)
 
-    def check(self, done: int, rounds: int) -> None:
-        """Raises UserError if the rounds after round `done` may need more noisy means than are promised."""
         left = 0 if self.privacy is None else self.privacy.rounds - self.means
-        if self.privacy is not None and rounds - done > left:
+        if self.privacy is not None and again > left:
+            done = sum(row["phase"] == "round" for row in rows)
             raise UserError(
                 f"dp: of {self.privacy.rounds} noisy means that were promised {left} are not spent, and after round "
-                f"{done} come {rounds - done} rounds: go back to a later one, or begin a new run"
+                f"{done} come {again} rounds: go back to a later one, or begin a new run"
             )
 
-    def count(self, engine: Engine) -> dict[str, Any]:
-        """What is spent with a step that was taken, for its line: of clients, in how many noisy means; of samples, the
-        most that a client says. Raises UserError for more than was promised."""
-        if self.promise is None:
-            return {}
-        if self.privacy is None:
-            told = engine.records.measures.pop("epsilon", {}).values()
-            self.epsilon = max([self.epsilon, *told])
-            return {"epsilon": self.epsilon}
-        if self.means + engine.released > self.privacy.rounds:
-            raise UserError(f"dp: all {self.privacy.rounds} noisy means that were promised are spent: begin a new run")
-        self.means += engine.released
-        self.epsilon = self.privacy.epsilon(self.means)
-        return {"epsilon": self.epsilon, "means": self.means}
+    def begin(self, engine: Engine) -> None:
+        """Say what the server keeps to."""
+        engine.privacy = self.privacy
 
-    def keep(self) -> None:
+    def after_phase(self, phase: Phase) -> None:
+        """Count what is spent: of clients, in how many noisy means; of samples, the most that a client says. Raises
+        UserError for more than was promised."""
+        if self.privacy is None:
+            told = phase.records.measures.pop("epsilon", {}).values()
+            self.epsilon = max([self.epsilon, *told])
+            return
+        if self.means + phase.released > self.privacy.rounds:
+            raise UserError(f"dp: all {self.privacy.rounds} noisy means that were promised are spent: begin a new run")
+        self.means += phase.released
+        self.epsilon = self.privacy.epsilon(self.means)
+
+    def row(self, phase: Phase) -> Row:
+        """What is spent so far."""
+        means = {} if self.privacy is None else {"means": self.means}
+        return {"privacy": {"epsilon": self.epsilon, **means}}
+
+    def kept(self, phase: Phase) -> None:
         """Have the number of noisy means survive, also a going back to another checkpoint."""
-        with replacing(self._kept, sync=True) as file:
-            file.write(str(self.means).encode())
+        if phase.released:
+            with replacing(self._kept, sync=True) as file:
+                file.write(str(self.means).encode())
 
     def told(self) -> dict[str, Any]:
-        """For result.json."""
-        if self.promise is None:
-            return {}
+        """What was promised, and what is spent."""
         told = {"dp": str(self.promise), "epsilon_spent": self.epsilon}
         return told | ({} if self.privacy is None else {"noise_multiplier": self.privacy.multiplier})
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id
 from fewbytes.core.standing import FEWEST, Beside
+from fewbytes.engines.base import Engine
+from fewbytes.running.promises.promise import Phase, Promise, Row
 
 LONG, FAR_TOO_LONG = 8.0, 20.0
 """Medians of all norms: what stands out, and what need not do so twice. Honest clients of twenty runs with a Dirichlet
@@ -23,7 +26,7 @@ KINDS = {
 }
 
 
-class Alarms:
+class Alarms(Promise):
     """Hears the updates of one round after another. `named`: who stands out, and how, as of its last round; `since`:
     in which round each of them did so first."""
 
@@ -32,6 +35,7 @@ class Alarms:
         self.since: dict[Id, int] = {}
         self._first: dict[Id, int] = {}
         self._seen: dict[Id, list[str]] = {}
+        self._called: Callable[[Id], str] = str
 
     def hear(self, round: int, updates: Mapping[Id, Beside]) -> list[Id]:
         """Take a round's updates into account; who is named in it for the first time."""
@@ -49,14 +53,40 @@ class Alarms:
                     self.named[client] = f"{words} in {last.count(each)} of {len(last)} rounds, last in round {round}"
         return new
 
-    def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Hear again what lines of rounds.jsonl say."""
+    def recall(self, rows: Sequence[Row], again: int) -> None:
+        """Hear again what earlier lines say."""
         for row in rows:
-            self.hear(row["round"], {int(i): Beside(*of) for i, of in row.get("updates", {}).items()})
+            self._hear_line(row)
 
-    def told(self) -> dict[str, str]:
-        """By client, for result.json."""
-        return {str(client): words for client, words in sorted(self.named.items())}
+    def _hear_line(self, row: Row) -> list[Id]:
+        return self.hear(row["round"], {int(i): Beside(*of) for i, of in row.get("updates", {}).items()})
+
+    def begin(self, engine: Engine) -> None:
+        """Learn what people call clients."""
+        self._called = engine.called
+
+    def row(self, phase: Phase) -> Row:
+        """Each client's update beside the others', to four digits."""
+        updates = {str(i): [float(f"{part:.4g}") for part in each] for i, each in phase.updates().items()}
+        return {"updates": updates} if updates else {}
+
+    def notes(self, phase: Phase) -> Iterable[str]:
+        """Who stands out for the first time."""
+        for client in self._hear_line(phase.row) if phase.row else ():
+            yield f"round {phase.round}: {self._called(client)} {self.named[client]}"
+
+    def explain(self, error: Exception) -> str:
+        """Where too few clients can answer: who stood out before that."""
+        if not isinstance(error, TooFewReplies) or not self.named:
+            return ""
+        who = "; ".join(f"{self._called(i)} {words}" for i, words in self.named.items())
+        first, these = min(self.since.values()), ",".join(map(str, sorted(self.named)))
+        return f" (before that {who}; go on without: --resume RUN --from-round {first - 1} --exclude {these})"
+
+    def told(self) -> dict[str, Any]:
+        """Who stood out, by client."""
+        named = {str(client): words for client, words in sorted(self.named.items())}
+        return {"stands_out": named} if named else {}
 
 
 def standing_out(updates: Mapping[Id, Beside]) -> dict[Id, str]:

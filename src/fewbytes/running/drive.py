@@ -1,0 +1,71 @@
+"""A run from its settings to its result, on whichever engine: what every engine calls."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.files import ScratchFolder
+from fewbytes.core.devices import open_device
+from fewbytes.core.method import Method, check_state
+from fewbytes.core.problem import Task
+from fewbytes.core.trial import check_models, try_models
+from fewbytes.engines.base import Engine
+from fewbytes.models.files import save_model
+from fewbytes.running.checkpoint import Checkpoint
+from fewbytes.running.folder import held
+from fewbytes.running.loop import Loop
+from fewbytes.running.promises.every import promises_of
+from fewbytes.running.result import Result
+from fewbytes.running.settings import Settings
+
+Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Engine]]
+"""Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
+
+
+def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> Result:
+    """Run the loop over an engine's network. Errors as in `fewbytes.run`."""
+    method.handlers()  # raises for one that is no handler
+    if settings.out is not None:
+        return _drive(method, task, settings, Path(settings.out), connect)
+    scratch = ScratchFolder("run")
+    try:
+        result = _drive(method, task, replace(settings, durable=False), scratch.path, connect)
+    except BaseException:
+        scratch.close()
+        raise
+    weakref.finalize(result, scratch.close)
+    return result
+
+
+def _drive(method: Method, task: Task, settings: Settings, folder: Path, connect: Connect) -> Result:
+    loop = Loop(method, task, settings, folder, promises_of(method, task, settings, folder))
+    if not settings.resume:
+        # what cannot be is refused before anything is written, here and by the next lines
+        check_models(method, task)
+        check_state(method, "server", method.server(task.problem.on_cpu()))
+        method.state_class("client")
+        for note in try_models(task):
+            settings.watcher.note(note)
+    with held(folder):
+        checkpoint = loop.begin()
+        with connect(folder, checkpoint) as engine:
+            open_device(task.problem.device)
+            summary = loop.run(engine, checkpoint)
+            model = method.global_model(loop.state, task.problem)
+            if settings.save_models:
+                about = task.described() | _without_places(settings.about)
+                for name, made in method.server_models(loop.state, task.problem).items():
+                    save_model(made, folder / "models" / f"{name}.safetensors", about)
+                engine.save_models(folder / "models", about)
+        return Result(folder, summary, loop.rows, engine.ledger, model)
+
+
+def _without_places(about: dict[str, Any]) -> dict[str, Any]:
+    """What a model's file, which is passed on, says of its run: what data are called, not where they lie here."""
+    places = {key: Path(about[key]).name for key in ("dataset", "client_data") if about.get(key)}
+    return about | places

@@ -1,0 +1,49 @@
+"""The folder of a run: held by one process at a time, begun once, gone back in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import lock, private_folder, remove_leftovers, write_text
+from fewbytes.core.method import Method
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other processes from running in it. Raises UserError if one does."""
+    try:
+        private_folder(folder / "checkpoint")
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{folder} cannot be a run folder: a file is in the way") from None
+    mine = lock(folder / "checkpoint" / "lock")
+    if mine is None:
+        raise UserError(f"another process is running in {folder}: wait for it, or choose another folder")
+    with mine:
+        remove_leftovers(folder)
+        yield
+
+
+def begin_folder(folder: Path, method: Method, rounds: int, seed: int, config: str | None) -> None:
+    """Write what a run begins with; `config`: text of config.toml, by default the method's parameters. Raises UserError
+    if a run is there."""
+    if (folder / "config.toml").exists():
+        raise UserError(f"{folder} already holds a run: choose another folder, or go on with it (resume=True)")
+    if (folder / "gallery").exists():
+        raise UserError(f"{folder} already holds a gallery, of another run: choose another folder")
+    if config is None:
+        made = {"method": method.method_name, "rounds": rounds, "seed": seed}
+        config = msgspec.toml.encode(made | {"parameters": method.parameters}).decode()
+    write_text(folder / "config.toml", config)
+    write_text(folder / "rounds.jsonl", "")
+
+
+def forget_result(folder: Path) -> None:
+    """Remove what reports rounds that are to be done again."""
+    of_later = [folder / name for name in ("result.json", "ledger.parquet", "report.html")]
+    for file in (*of_later, *(folder / "models").glob("*.safetensors")):
+        file.unlink(missing_ok=True)

@@ -1,0 +1,35 @@
+"""A budget of uplink bytes: the run ends before a round that would exceed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fewbytes.running.promises.promise import Limit, Row
+
+HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
+
+
+class Budget(Limit):
+    """Most bytes that all clients may send. `ends`: whether the run ends by it."""
+
+    name = "budget"
+
+    def __init__(self, budget: int, ends: bool) -> None:
+        self._budget = budget
+        self.terms = f", budget {budget}"
+        self.known = "sent" if ends else "never"
+
+    def why(self, rows: Sequence[Row]) -> str:
+        """Whether another round fits: one that sends HEADROOM times what the largest so far has. The first always
+        does."""
+        rounds = [i for i, row in enumerate(rows) if row["phase"] == "round"]
+        if self.known == "never" or not rounds:
+            return ""
+        so_far = sum(row["uplink_bytes"] for row in rows[: rounds[-1] + 1])  # not who joined later: resuming finds it
+        fits = so_far + HEADROOM * max(rows[i]["uplink_bytes"] for i in rounds) <= self._budget
+        return "" if fits else "another would exceed the budget"
+
+    def told(self) -> dict[str, Any]:
+        """The budget."""
+        return {self.name: self._budget}

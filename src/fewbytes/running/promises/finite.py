@@ -1,0 +1,31 @@
+"""Numbers that are not finite: each line names them, and people are told of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fewbytes.core.objective import Objective
+from fewbytes.running.promises.promise import Phase, Promise, Row
+
+
+class NotFinite(Promise):
+    """What was measured or sent as no finite number; `objective`: what may be the reason."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective, self._warned = objective, False
+
+    def row(self, phase: Phase) -> Row:
+        """Its names."""
+        broken = phase.records.not_finite() + [f"reply.{handler}" for handler in sorted(phase.not_finite)]
+        return {"not_finite": broken} if broken else {}
+
+    def notes(self, phase: Phase) -> Iterable[str]:
+        """The first time since the run began or went on, whose it was."""
+        if not (names := phase.row.get("not_finite")) or self._warned:
+            return
+        self._warned = True
+        rejected = [left for left in phase.row.get("left_out", []) if left["outcome"] == "rejected"]
+        why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
+        if not why and (whose := phase.records.not_finite_of()):
+            why = f"{self._objective.perhaps} ({', '.join(map(phase.called, whose[:3]))} first)"
+        yield f"round {phase.round}: {', '.join(names)} not finite: {why or self._objective.perhaps}"

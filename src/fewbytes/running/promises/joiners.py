@@ -1,0 +1,84 @@
+"""Clients that come and go: those that come are served before a round begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.core.ledger import LeftOut
+from fewbytes.core.method import Method
+from fewbytes.core.network import Refused
+from fewbytes.core.policy import TooFewReplies
+from fewbytes.core.problem import Id, Problem
+from fewbytes.running.promises.promise import Opening, Phase, Promise, Row
+from fewbytes.running.watcher import Watcher
+
+
+class Joiners(Promise):
+    """Serves clients that the run did not know. Raises UserError if a round of so many has no clients."""
+
+    def __init__(self, method: Method, problem: Problem, rounds: int, watcher: Watcher) -> None:
+        for t in () if problem.stays else range(1, rounds + 1):
+            if not problem.clients_in(t):
+                raise UserError(f"no client is there in round {t} of {rounds}: change the rounds, or who is there")
+        self._method, self._watcher = method, watcher
+        self._refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
+        self._missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
+
+    def recall(self, rows: Sequence[Row], again: int) -> None:
+        """Who was refused."""
+        self._refused = {left["client"]: left["why"] for left in refusals(rows)}
+
+    def before_round(self, opening: Opening) -> None:
+        """Serve who has arrived. Raises FewbytesError if nobody is there."""
+        for client in opening.arrived:
+            if client not in self._refused:
+                self._serve(opening, client)
+        if not opening.engine.clients:
+            raise FewbytesError(f"round {opening.t} cannot begin: every client has left or could not join")
+
+    def _serve(self, opening: Opening, client: Id) -> None:
+        """Serve a client; one that is gone again may come back later."""
+        engine = opening.engine
+        engine.clients = sorted([*engine.clients, client])
+
+        def join(state: Any) -> None:
+            try:
+                self._method.join(state, engine.network, client)
+            except Refused as error:
+                engine.abandon()
+                engine.clients = [i for i in engine.clients if i != client]
+                engine.versions.pop(client, None)  # its state is of no use any more
+                engine.left_out.append(LeftOut(client, "join", "rejected", str(error)))
+                self._refused[client] = str(error)
+
+        try:
+            opening.take("join", join, client)
+        except TooFewReplies:
+            engine.clients = [i for i in engine.clients if i != client]
+            engine.abandon()
+            self._missed += engine.left_out  # reported with the round: the step has no line of its own
+        else:
+            if client in self._refused:
+                self._watcher.refused(client, self._refused[client])
+            else:
+                self._watcher.joined(client)
+
+    def row(self, phase: Phase) -> Row:
+        """Whose replies took no part, and newcomers who could not be served."""
+        left_out, self._missed = [*self._missed, *phase.left_out], []
+        return {"left_out": [asdict(left) for left in left_out]} if left_out else {}
+
+
+def staying(clients: Sequence[Id], problem: Problem, t: int) -> list[Id]:
+    """Those of the clients that have not left before round t."""
+    present = set(problem.clients_in(t))
+    return [i for i in clients if i in present]
+
+
+def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What lines of rounds.jsonl say of newcomers that the method could not serve."""
+    left_out = [left for row in rows if row["phase"] == "join" for left in row.get("left_out", [])]
+    return [left for left in left_out if left["handler"] == "join"]

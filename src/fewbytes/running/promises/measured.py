@@ -1,0 +1,25 @@
+"""What clients measured in a phase, how good its models are, and what it moved."""
+
+from __future__ import annotations
+
+from fewbytes.core.records import means
+from fewbytes.running.promises.promise import Phase, Promise, Row
+
+
+class Measured(Promise):
+    """Begins each line."""
+
+    def row(self, phase: Phase) -> Row:
+        """Which phase it is, its scores, means of what was measured, and bytes."""
+        measured = means(phase.records.measures)
+        return {
+            "round": phase.round,
+            "phase": phase.phase,
+            **({} if phase.client is None else {"client": phase.client}),
+            "cohort": phase.cohort,
+            "scores": phase.scores,
+            "loss": means(phase.records.losses),
+            **({"pooled": phase.pooled} if phase.pooled else {}),
+            **({"measured": measured} if measured else {}),
+            **phase.bytes,
+        }
