@@ -13,6 +13,7 @@ from cases import late_task, tiny_data, tiny_task
 from runs import StopAfter, fingerprint
 
 import fewbytes as fb
+from fewbytes.cli.shared import speeds_of
 from fewbytes.core.speeds import Speeds
 from fewbytes.engines.local import LocalEngine
 from fewbytes.methods.parts.clustered import Clustered
@@ -296,7 +297,7 @@ def test_a_method_says_that_it_streams(tmp_path):
 def test_speeds_are_numbers_a_file_or_a_spread(tmp_path):
     table = tmp_path / "speeds.csv"
     table.write_text("1\n2.5\n10\n")
-    assert str(Speeds.from_place(str(table))) == "1,2.5,10" == str(Speeds.read(" 1, 2.5,1e1"))
+    assert speeds_of(str(table)) == "1,2.5,10" == str(Speeds.read(" 1, 2.5,1e1"))
     spread = Speeds.read("10x").seconds(11, seed=0)
     assert (min(spread), max(spread), sorted(spread)[5]) == (1, 10, pytest.approx(10**0.5, abs=1e-3))
     assert spread == Speeds.read("10x").seconds(11, seed=0) != Speeds.read("10x").seconds(11, seed=1)
@@ -305,7 +306,7 @@ def test_speeds_are_numbers_a_file_or_a_spread(tmp_path):
             Speeds.read(wrong)
     table.write_text("1\nsecret\n")
     with pytest.raises(fb.UserError, match=r"speeds\.csv") as told:
-        Speeds.from_place(str(table))
+        speeds_of(str(table))
     assert "secret" not in str(told.value)
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip
 from flower_grid import MemoryGrid, run
 
 from fewbytes.engines.handlers import Job
+from fewbytes.flower.allowance import Allowed
 from fewbytes.flower.apps import client_app
 from fewbytes.flower.node import CLIENTS, DIFFERENT, Allows, Node, Order, digest, in_common
 
@@ -82,14 +83,14 @@ def test_a_server_is_told_at_once_what_is_spent_and_that_no_more_is_allowed(tmp_
 
     assert asked("first", Allows()).spent == (0.0, 8.0)
     grid_of(tmp_path)[1]("first")
-    done = asked("second", Allows(privacy="epsilon=100,delta=1e-5"))
+    done = asked("second", Allows(privacy=Allowed.read("epsilon=100,delta=1e-5")))
     assert done.spent == (pytest.approx(8, rel=1e-3), 100.0)
     assert "have spent 8, and this would come to 1" in asked("second", Allows()).error
     assert not asked("first", Allows()).error  # which may go on
 
 
 @pytest.mark.parametrize("first", [None, 0])
-@pytest.mark.parametrize("limit", ["", "epsilon=9,delta=1e-5"])
+@pytest.mark.parametrize("limit", [None, "epsilon=9,delta=1e-5"])
 def test_of_a_node_that_does_not_say_whose_data_it_has_a_server_gets_no_second_budget_by_another_number(
     limit, first, tmp_path
 ):
@@ -101,7 +102,7 @@ def test_of_a_node_that_does_not_say_whose_data_it_has_a_server_gets_no_second_b
         ("c", 2, None),
         ("d", 3, 3 if first is None else None),
     ):
-        node = Node(METHOD, made, tmp_path, name, allows=Allows(privacy=limit, holds=holds))
+        node = Node(METHOD, made, tmp_path, name, allows=Allows(privacy=limit and Allowed.read(limit), holds=holds))
         agreed = digest(in_common(METHOD, made, client))
         order = Order(name, agreed, Job(1, "", client, 0, False, 0), 0, 0, True, name.encode())
         if not node.sample_counts(order, "sizes").error:
@@ -120,7 +121,9 @@ def test_without_a_partition_id_that_a_site_may_spend_no_more_is_said(tmp_path):
 
 def test_a_diary_that_is_damaged_anywhere_is_refused_in_a_line_that_says_what_to_do(tmp_path):
     made = METHOD.promising(METHOD.adapted(task()), PROMISE, 4)
-    allowance = Node(METHOD, made, tmp_path, "a", allows=Allows(privacy="epsilon=99,delta=1e-5", holds=0))._allowance
+    allowance = Node(
+        METHOD, made, tmp_path, "a", allows=Allows(privacy=Allowed.read("epsilon=99,delta=1e-5"), holds=0)
+    )._allowance
     for i in range(2):
         allowance.trained(0, bytes([i]) * 32, made.problem.privacy.spent(20, 1))
     path, told = tmp_path / ".privacy" / "0.spent", allowance.told(20)

@@ -24,8 +24,9 @@ from fewbytes.core.objective import NextToken
 from fewbytes.engines.handlers import UP_BITS
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.settings import make_experiment
-from fewbytes.models.adapters import Lora
+from fewbytes.models.adapters import with_adapters
 from fewbytes.models.build import build_model
+from fewbytes.models.lora import Lora
 from fewbytes.running.checkpoint import fingerprint as of_configuration
 
 METHOD = {"epochs": 1, "lr": 0.1, "batch": 16}
@@ -219,7 +220,7 @@ def test_tied_weights_travel_once(place):
 
 
 def test_adapters_on_convolutions_and_a_head_that_is_trained():
-    model = Lora.read("rank=2,alpha=4").added(TinyNet(), head=True)
+    model = with_adapters(TinyNet(), Lora.read("rank=2,alpha=4"), head=True)
     trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {
         "conv.lora_A.default.weight": (2, 1, 3, 3),

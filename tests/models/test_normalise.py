@@ -18,7 +18,7 @@ from fewbytes.flower.node import in_common
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut, features_of, head_of
 from fewbytes.models.build import ModelBuilder
-from fewbytes.models.normalise import Normalisation
+from fewbytes.models.normalisation import Normalisation
 from fewbytes.running.checkpoint import fingerprint
 from fewbytes.running.settings import Watcher
 

@@ -29,8 +29,9 @@ from fewbytes.base.files import replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
-from fewbytes.core.policy import Policy
+from fewbytes.core.policy import Excluded, Policy
 from fewbytes.core.problem import Id, Task
+from fewbytes.core.rules import Rule
 from fewbytes.core.trust import drift
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import Experiment, experiment_of
@@ -129,10 +130,10 @@ def made_for_it(task: Task) -> tuple[State, Task]:
 
 def changed(experiment: Experiment, method: Method, task: Task, first: State, clients: Sequence[Id]) -> State:
     """By how much the global model changes in a round of these clients alone. Raises UserError if there is none."""
-    others = ",".join(str(i) for i in task.problem.clients if i not in clients)
-    policy = Policy(exclude=others or None, min_replies=1 / (10 * len(task.problem.clients)))
+    others = Excluded(i for i in task.problem.clients if i not in clients)
+    policy = Policy(exclude=others, min_replies=1 / (10 * len(task.problem.clients)))
     settings = dataclasses.replace(
-        experiment.run, rounds=1, dp=None, aggregate="mean", budget=None, stop_when=None, speeds=None, engine="local",
+        experiment.run, rounds=1, dp=None, aggregate=Rule(), budget=None, stop_when=None, speeds=None, engine="local",
         workers=1, save_models=False, watcher=Quiet(),
     )  # fmt: skip
     result = run_with(method.changed(fraction=1.0), method.adapted(task), settings, policy)

@@ -173,7 +173,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
             raise UserError(f"{number} of {clients} clients would lie: leave an honest one")
         liars = sorted(stream(how.seed, "poison", "liars").choice(clients, number, replace=False).tolist())
         liar = lying(method, liars, how)
-        rules = [Rule(), *(Rule.read(text) for text in how.aggregate.split(",") if text.strip())]
+        rules = [Rule(), *how.aggregate]
         if experiment.run.dp is not None and len(rules) > 1:
             raise UserError(
                 "the run takes a noisy mean (dp), in place of which no rule can stand: leave --aggregate out"
@@ -191,11 +191,12 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
     sent = json.loads((run / "result.json").read_bytes())["uplink_bytes"]
     result = {
         "method": experiment.method,
-        **dataclasses.asdict(how),
+        **{f.name: getattr(how, f.name) for f in dataclasses.fields(how)},
+        **how.in_text(),
         "liars": liars,
         "clients": clients,
         "chance": 1 / len(task.data.classes),
-        "clean": {"rule": experiment.run.aggregate, **clean, "uplink_bytes": sent, "refused": 0},
+        "clean": {"rule": str(experiment.run.aggregate), **clean, "uplink_bytes": sent, "refused": 0},
         "poisoned": rows,
     }
     with replacing(run / "poison.json") as file:
@@ -222,7 +223,7 @@ def _repeated(
 ) -> dict[str, Any]:
     """The run once more, with liars and by a rule."""
     settings = dataclasses.replace(
-        experiment.run, engine="local", aggregate=str(rule), budget=None, stop_when=None, keep_frames=False,
+        experiment.run, engine="local", aggregate=rule, budget=None, stop_when=None, keep_frames=False,
         save_models=True, evaluate_every=experiment.run.rounds, watcher=watcher, about=experiment.about(task),
     )  # fmt: skip
     try:

@@ -9,7 +9,17 @@ from msgspec import Meta
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count, NotNegative, Positive, Several, Whole
-from fewbytes.base.settings import Group, setting
+from fewbytes.base.settings import Group, Text, reads_text, setting
+from fewbytes.core.rules import Rule
+
+Rules = Annotated[
+    tuple[Rule, ...],
+    Text(
+        "rules with commas",
+        lambda text: tuple(Rule.read(part) for part in text.split(",") if part.strip()),
+        lambda rules: ",".join(map(str, rules)),
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class Inferring(Group):
     seed: int = setting(0, "Same seed, same figures.")
 
 
+@reads_text
 @dataclass(frozen=True)
 class Poisoning(Group):
     """How some clients lie. Raises UserError for values that cannot be."""
@@ -67,7 +78,7 @@ class Poisoning(Group):
         None, "What liars' updates are multiplied by (default: 100; labels, backdoor: clients / liars)."
     )
     target: Whole = setting(0, "The class that the trigger stands for.")
-    aggregate: str = setting("", "Rules to put beside the mean, with commas.", metavar="RULES")
+    aggregate: Rules = setting((), "Rules to put beside the mean, with commas.", metavar="RULES")
     seed: int = setting(0, "Same seed, same figures.")
 
 

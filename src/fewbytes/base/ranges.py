@@ -76,8 +76,11 @@ def wrong(kind: Any, value: Any) -> str:
     if kind is type(None):
         return "" if value is None else "is none"
     plain, limits = (args[0], [arg for arg in args if isinstance(arg, Meta)]) if origin is Annotated else (kind, [])
-    if isinstance(plain, type) and dataclasses.is_dataclass(plain) and not isinstance(value, plain):
-        return f"must be a {plain.__name__}"
+    if isinstance(plain, type) and not isinstance(value, plain):
+        if hasattr(plain, "read"):  # of text, as in `fewbytes.base.settings`
+            return "must be text"
+        if dataclasses.is_dataclass(plain):
+            return f"must be a {plain.__name__}"
     if plain in NAMES:
         accepted = (int, float) if plain is float else plain
         if not isinstance(value, accepted) or isinstance(value, bool) != (plain is bool):

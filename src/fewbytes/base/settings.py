@@ -9,28 +9,52 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import check_ranges, wrong
 
+Made = TypeVar("Made", bound="Group")
+
 
 @dataclass(frozen=True)
 class Text:
-    """How a value of several parts stands in one line: `read` raises ValueError for what is not `like` it.
+    """How values of a type are written in one line, as metadata of its `Annotated`. A class needs none that has a class
+    method `read` of text, which raises UserError, and writes the same by str().
 
-    `kinds`: the types of what is read.
+    `read` raises ValueError for what is not `like` a value. `kinds`: the types of what is read.
     """
 
     like: str
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
     kinds: Any = str
+
+
+def text_of(kind: Any) -> Text | None:
+    """How values of a type are written, if not as they are."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return next((each for each in args[1:] if isinstance(each, Text)), None) or text_of(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return next((found for arg in args if (found := text_of(arg)) is not None), None)
+    if not _reads(kind):
+        return None
+    return Text(f"as {kind.__name__} reads it", lambda given: kind.read(str(given)), str, kinds=str | int | float)
+
+
+def _reads(kind: Any) -> bool:
+    return isinstance(kind, type) and hasattr(kind, "read")
+
+
+NAMES = Text("names with commas", lambda text: [name.strip() for name in text.split(",")], ",".join)
+Names = Annotated[Sequence[str], NAMES]
 
 
 @dataclass(frozen=True)
@@ -46,7 +70,6 @@ class Setting:
     key: str = ""
     option: str | None = ""
     metavar: str | None = None
-    text: Text | None = None
     resumable: bool = False
     brief: bool = False
 
@@ -67,6 +90,24 @@ class Declared:
     kind: Any
     default: Any
     about: Setting
+
+    @functools.cached_property
+    def text(self) -> Text | None:
+        """As `text_of` its type."""
+        return text_of(self.kind)
+
+
+def reads_text(group: type[Made]) -> type[Made]:
+    """A group whose settings may be given as text, too, where it is made."""
+    init = group.__init__
+
+    @functools.wraps(init)
+    def read(self: Made, *args: Any, **values: Any) -> None:
+        kinds = {each.name: each for each in group.declared().values()} if values else {}
+        init(self, *args, **{name: _read(name, kinds.get(name), value) for name, value in values.items()})
+
+    setattr(group, "__init__", read)  # noqa: B010
+    return group
 
 
 @dataclass(frozen=True)
@@ -110,11 +151,22 @@ class Group:
         Keys of other groups are left alone.
         """
         return cls(
-            **{each.name: _read(key, each, values[key]) for key, each in cls.declared().items() if key in values}
+            **{each.name: _converted(key, each, values[key]) for key, each in cls.declared().items() if key in values}
         )
 
     def written(self) -> dict[str, Any]:
-        """By key, every setting that has a value, but for brief ones at their default."""
+        """By key, as files have them, every setting that has a value, but for brief ones at their default."""
+        return {key: str(value) if _reads(type(value)) else value for key, value in self._named().items()}
+
+    def in_text(self) -> dict[str, Any]:
+        """As `written`, where only plain values, and tables of them, can stand."""
+        declared = self.declared()
+        return {
+            key: value if (text := declared[key].text) is None else text.write(value)
+            for key, value in self._named().items()
+        }
+
+    def _named(self) -> dict[str, Any]:
         values = {key: (getattr(self, each.name), each) for key, each in self.declared().items()}
         return {
             key: value
@@ -122,29 +174,28 @@ class Group:
             if value is not None and not (each.about.brief and value == each.default)
         }
 
-    def in_text(self) -> dict[str, Any]:
-        """As `written`, where only plain values, and tables of them, can stand."""
-        declared = self.declared()
-        return {
-            key: text.write(value) if (text := declared[key].about.text) is not None else value
-            for key, value in self.written().items()
-        }
+
+def _read(key: str, each: Declared | None, value: Any) -> Any:
+    """A value that may be given as text. Raises UserError for text that is none."""
+    text = None if each is None or isinstance(value, bool) else each.text
+    if text is None or not isinstance(value, text.kinds):
+        return value
+    try:
+        return text.read(value)
+    except (ValueError, RecursionError):
+        raise UserError(f"{key} is {text.like}, not {value!r}") from None
 
 
-def _read(key: str, each: Declared, value: Any) -> Any:
-    text, given = each.about.text, value
-    if text is not None and isinstance(value, text.kinds):
-        try:
-            value = text.read(value)
-        except (ValueError, RecursionError):
-            raise UserError(f"{key} is {text.like}, not {given!r}") from None
+def _converted(key: str, each: Declared, given: Any) -> Any:
+    """As `_read`, and a value that a file can hold as one of the setting's type. Raises UserError."""
+    value = _read(key, each, given)
     if must := wrong(each.kind, value):
         raise UserError(f"{key} {must}, not {value!r}")
     try:
-        return msgspec.convert(value, each.kind)
+        return value if _reads(type(value)) else msgspec.convert(value, each.kind)
     except msgspec.ValidationError as error:
-        if text is not None:
-            raise UserError(f"{key} is {text.like}, not {given!r}") from None
+        if each.text is not None:
+            raise UserError(f"{key} is {each.text.like}, not {given!r}") from None
         raise UserError(f"{key}: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 

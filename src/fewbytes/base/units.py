@@ -54,6 +54,11 @@ def _amount(text: str, pattern: str) -> float:
         return 0.0
 
 
+def plain(value: float) -> str:
+    """A number as people write it, from which it is read again: 8, 0.5, 1e-05."""
+    return repr(float(value)).removesuffix(".0")
+
+
 def written(value: float | None, share: bool) -> str:
     """A score as people write it: a share in per cent with one decimal, else with four digits; a dash for none."""
     if value is None:

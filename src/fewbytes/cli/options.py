@@ -21,8 +21,11 @@ def options_of(group: type[Group]) -> list[inspect.Parameter]:
         if (about := each.about).option is not None:
             names = [about.option] if about.option else []
             how = typer.Option(*names, help=about.help, metavar=about.metavar, rich_help_panel=group.title)
-            default = None if isinstance(each.default, dict) else each.default
-            made.append(option(key, default, str if about.text else _plain(each.kind), how))
+            text, default = each.text, None if isinstance(each.default, dict) else each.default
+            if text is None:
+                made.append(option(key, default, _plain(each.kind), how))
+            else:
+                made.append(option(key, None if default is None else text.write(default), str, how))
     return made
 
 

@@ -15,6 +15,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import check_own
 from fewbytes.base.named import only_allowed
 from fewbytes.cli.options import option, options_of, with_options
+from fewbytes.core.speeds import FORM, Speeds
 from fewbytes.experiments.display import printed
 from fewbytes.experiments.groups import GROUPS
 
@@ -75,7 +76,6 @@ SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in opt
 
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     """An experiment's settings: the config file's, and over them those named on the command line."""
-    from fewbytes.core.speeds import Speeds
     from fewbytes.experiments.settings import folded, read_experiment
 
     config = given.pop("config", None)
@@ -86,11 +86,21 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     if "parameters" in given:
         given["parameters"] = named_values(given["parameters"], "--set")
     if "speeds" in given:
-        given["speeds"] = str(Speeds.from_place(given["speeds"]))
+        given["speeds"] = speeds_of(given["speeds"])
     given = folded(given)
     if "parameters" in given:
         given["parameters"] = settings.get("parameters", {}) | given["parameters"]
     return settings | given
+
+
+def speeds_of(place: str) -> str:
+    """Speeds as they are written, of which a file may hold one a line. Raises UserError."""
+    if not Path(place).is_file():
+        return place
+    try:
+        return str(Speeds.read(",".join(Path(place).read_text().split())))
+    except (OSError, UnicodeDecodeError, UserError):
+        raise UserError(f"speeds are {FORM}; the file {place} holds something else") from None
 
 
 with_settings = with_options("settings", SETTINGS, settings_of)

@@ -119,10 +119,10 @@ class Method(ABC):
             return task
         return dataclasses.replace(task, problem=dataclasses.replace(problem, remodel=self.remodel))
 
-    def promising(self, task: Task, dp: str | None, rounds: int) -> Task:
+    def promising(self, task: Task, dp: Privacy | str | None, rounds: int) -> Task:
         """The task with what clients promise their samples in a run of so many rounds, if `dp` says they do, as the
         run's setting of that name does; clients' nodes need it, too. Raises UserError for a method that cannot."""
-        privacy = None if dp is None else Privacy.read(dp)
+        privacy = Privacy.read(dp) if isinstance(dp, str) else dp
         if privacy is None or privacy.of == "clients":
             return task
         privacy.check(self.method_name, self.promises.protects)

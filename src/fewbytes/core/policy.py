@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from msgspec import Meta
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.ranges import Count, Positive, Share, Whole
-from fewbytes.base.settings import Group, setting
+from fewbytes.base.settings import Group, reads_text, setting
 
 ABSENT = "data"
 """What a client is left out of for a whole round, as its node was not there, or its data are not fit for the run: it
 was asked nothing, and is in no exchange."""
 
 
+class Excluded(frozenset[int]):
+    """Clients that are not asked, by number."""
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """`3,7`. Raises UserError for anything else."""
+        numbers = [number for number in text.split(",") if number]
+        if not all(number.strip().isdecimal() for number in numbers):
+            raise UserError(f"exclude takes clients' numbers with commas, like 3,7, not {text!r}")
+        return cls(map(int, numbers))
+
+    def __str__(self) -> str:
+        return ",".join(map(str, sorted(self)))
+
+
+@reads_text
 @dataclass(frozen=True)
 class Policy(Group):
     """Whose replies an exchange needs, which it refuses, and on Flower waits for. Raises UserError for values out of
@@ -43,12 +59,7 @@ class Policy(Group):
     strikes: Count = setting(
         3, "A client whose replies are refused in so many rounds in a row is no longer asked.", resumable=True
     )
-    exclude: str | None = setting(None, "Clients that are not asked, by number, with commas.", resumable=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not all(number.strip().isdecimal() for number in (self.exclude or "").split(",") if number):
-            raise UserError(f"exclude takes clients' numbers with commas, like 3,7, not {self.exclude!r}")
+    exclude: Excluded | None = setting(None, "Clients that are not asked, by number, with commas.", resumable=True)
 
     def check(self, clients: int) -> None:
         """Raises UserError where it excludes clients that are not among so many, or all."""
@@ -59,8 +70,8 @@ class Policy(Group):
 
     @property
     def excluded(self) -> frozenset[int]:
-        """`exclude` as numbers."""
-        return frozenset(int(number) for number in (self.exclude or "").split(",") if number)
+        """The clients that are not asked."""
+        return self.exclude or frozenset()
 
 
 class TooFewReplies(FewbytesError):

@@ -29,7 +29,8 @@ from fewbytes.data.clients import ClientData, FederatedData
 from fewbytes.data.named import NamedTensors
 from fewbytes.data.split import Split, Transform, check_finite, classes_in, widest
 from fewbytes.data.transforms import with_transforms
-from fewbytes.models.adapters import Lora
+from fewbytes.models.adapters import with_adapters
+from fewbytes.models.lora import Lora
 from fewbytes.models.pretrained import Pretrained
 from fewbytes.wire.layout import Layout
 
@@ -145,7 +146,7 @@ class Problem:
         if self.lora is not None:
             if self.pretrained is not None:
                 self.pretrained.into(model)  # under adapters, where the names are still those of the file
-            model = self.lora.added(model, head=not isinstance(self.objective, NextToken))
+            model = with_adapters(model, self.lora, head=not isinstance(self.objective, NextToken))
         model = model if self.remodel is None else self.remodel(model, self.seed)
         if self.pretrained is not None and self.lora is None:
             self.pretrained.into(model)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.units import plain
 
 Protected = Literal["clients", "samples"]
 FORM = "epsilon=8,delta=1e-5,clip=1.0, of=samples if not of clients, noise=seeded if not secure"
@@ -40,7 +41,7 @@ class Privacy:
         return made
 
     def __str__(self) -> str:
-        usual = [f"{name}={getattr(self, name)!r}".removesuffix(".0") for name in ("epsilon", "delta", "clip")]
+        usual = [f"{name}={plain(getattr(self, name))}" for name in ("epsilon", "delta", "clip")]
         of = ["of=samples"] if self.of == "samples" else []
         return ",".join(of + usual + (["noise=seeded"] if self.noise == "seeded" else []))
 

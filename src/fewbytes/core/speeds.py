@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.units import plain
 
 FORM = "1,1,10 (seconds, one a client) or 10x (on the command line also a file with one a line)"
 
@@ -23,7 +23,7 @@ class Speeds:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """As in FORM, but a file, which `from_place` opens. Raises UserError for anything else."""
+        """As in FORM, but no file. Raises UserError for anything else."""
         if spread := re.fullmatch(r"\s*([0-9.]+)\s*x\s*", text):
             made = cls(spread=_number(spread[1], text))
             if made.spread >= 1:
@@ -31,20 +31,9 @@ class Speeds:
             raise UserError(f"speeds are {FORM}, at least 1x; not {text!r}")
         return cls(tuple(_number(part, text) for part in text.split(",")))
 
-    @classmethod
-    def from_place(cls, place: str) -> Self:
-        """What the user gives on the command line: as `read` takes it, or a file that holds it."""
-        if not Path(place).is_file():
-            return cls.read(place)
-        try:
-            return cls.read(",".join(Path(place).read_text().split()))
-        except (OSError, UnicodeDecodeError, UserError):
-            raise UserError(f"speeds are {FORM}; the file {place} holds something else") from None
-
     def __str__(self) -> str:
         """As it is read."""
-        numbers = [repr(number).removesuffix(".0") for number in self.each or (self.spread,)]
-        return ",".join(numbers) if self.each else f"{numbers[0]}x"
+        return ",".join(map(plain, self.each)) if self.each else f"{plain(self.spread)}x"
 
     def check(self, clients: int) -> None:
         """Raises UserError where they are not one for each of so many clients."""

@@ -9,7 +9,7 @@ from typing import Self
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.rate import Rate
-from fewbytes.base.units import parse_rate
+from fewbytes.base.units import parse_rate, plain
 
 FORM = "a number from 0.3 to 8, or auto=RATE, a client's uplink, e.g. auto=1MB/s, or, on Flower, auto"
 LEAST, MOST = 0.3, 8.0  # bits a value
@@ -25,10 +25,10 @@ class UplinkBits:
     rate: float | None = None
 
     @classmethod
-    def read(cls, text: str | float) -> Self:
-        """As in FORM. Raises UserError for anything else."""
-        if match := re.fullmatch(r"\s*auto\s*(?:=(.*))?", str(text)):
-            return cls(rate=None if match[1] is None else parse_rate(match[1]))
+    def read(cls, text: str) -> Self:
+        """As in FORM; of a rate whole bytes a second. Raises UserError for anything else."""
+        if match := re.fullmatch(r"\s*auto\s*(?:=(.*))?", text):
+            return cls(rate=None if match[1] is None else float(math.ceil(parse_rate(match[1]))))
         try:
             bits = float(text)
         except ValueError:
@@ -40,8 +40,8 @@ class UplinkBits:
     def __str__(self) -> str:
         """As it is read."""
         if self.bits:
-            return f"{self.bits:g}"
-        return "auto" if self.rate is None else f"auto={math.ceil(self.rate)}B/s"
+            return plain(self.bits)
+        return "auto" if self.rate is None else f"auto={self.rate:.0f}B/s"
 
 
 @dataclass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import Count, Positive, Share, Whole
-from fewbytes.base.settings import Group, setting, whole_numbers
+from fewbytes.base.settings import Group, reads_text, setting, whole_numbers
 
 PARTITIONS = ("balanced", "dirichlet", "iid", "main-category", "pathological", "shards")
 """The partitions `federate` knows by name, besides `flwr:<Name>`."""
@@ -20,9 +20,11 @@ USED_BY = {
     "shots": ("balanced",),
 }
 """The partitions that use a setting that not all do."""
-CLASSES = whole_numbers(",", "a list of class numbers, like 0,1,2")
+Classes = Annotated[Sequence[int], whole_numbers(",", "a list of class numbers, like 0,1,2")]
+Sizes = Annotated[tuple[Count, Count], whole_numbers("/", "training/test samples per client, like 500/100")]
 
 
+@reads_text
 @dataclass(frozen=True)
 class Partition(Group):
     """Who the clients are, and how a data set is dealt out to them."""
@@ -45,10 +47,7 @@ class Partition(Group):
     shots: Count | None = setting(
         None, "For balanced: training samples a client has of each class (default: all there are).", brief=True
     )
-    samples: tuple[Count, Count] | None = setting(
-        None, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST",
-        text=whole_numbers("/", "training/test samples per client, like 500/100"),
-    )  # fmt: skip
+    samples: Sizes | None = setting(None, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST")
     test: Literal["own-share", "held-classes"] = setting(
         "own-share",
         "What a client is tested on: own-share of the test set, or held-classes, all of it of classes it holds.",
@@ -68,11 +67,11 @@ class Partition(Group):
     stay: bool = setting(
         False, "Whether the other clients go on when newcomers come.", option="--stay/--leave", brief=True
     )
-    known_classes: Sequence[int] | None = setting(
-        None, "The other clients' classes, e.g. 0,1,2 (default: half, drawn).", metavar="LIST", text=CLASSES, brief=True
+    known_classes: Classes | None = setting(
+        None, "The other clients' classes, e.g. 0,1,2 (default: half, drawn).", metavar="LIST", brief=True
     )
-    newcomer_classes: Sequence[int] | None = setting(
-        None, "The newcomers' classes (default: the rest).", metavar="LIST", text=CLASSES, brief=True
+    newcomer_classes: Classes | None = setting(
+        None, "The newcomers' classes (default: the rest).", metavar="LIST", brief=True
     )
 
     def __post_init__(self) -> None:

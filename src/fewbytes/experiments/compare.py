@@ -203,8 +203,8 @@ def _own(settings: dict[str, Any], name: str, parameters: dict[str, Any]) -> dic
 
 def _settled(first: PreparedRun) -> dict[str, Any]:
     """What the first run settled for all: the model, and by which figures samples are normalised."""
-    found = {key: getattr(first.experiment.model, key) for key in ("model", "normalise")}
-    return {key: value for key, value in found.items() if value is not None}
+    found = first.experiment.model.written()
+    return {key: found[key] for key in ("model", "normalise") if key in found}
 
 
 def _usable() -> tuple[list[str], dict[str, str]]:

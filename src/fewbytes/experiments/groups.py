@@ -10,12 +10,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from fewbytes.base.ranges import Count, Positive, Share
-from fewbytes.base.settings import Group, Text, setting
+from fewbytes.base.settings import NAMES, Group, Names, Text, setting
 from fewbytes.core.policy import Policy
+from fewbytes.core.weights import ClassWeights
 from fewbytes.data.settings import Partition
+from fewbytes.models.lora import Lora
+from fewbytes.models.normalisation import Normalisation
 from fewbytes.running.settings import Settings
 
-NAMES = Text("names with commas", lambda text: [name.strip() for name in text.split(",")], ",".join)
+Table = Annotated[dict[str, Any], Text("a table", json.loads, json.dumps)]
+Labels = Annotated[list[str], Text("a list", json.loads, json.dumps)]  # which may have commas
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,10 @@ class DataSettings(Group):
         option="--masks/--boxes",
         brief=True,
     )
-    target: Sequence[str] | None = setting(
+    target: Names | None = setting(
         None,
         "Of a table: the column to learn, or several with commas (default: target or label).",
         metavar="LIST",
-        text=NAMES,
         brief=True,
     )
     group: str | None = setting(
@@ -76,24 +79,20 @@ class DataSettings(Group):
         metavar="NAME",
         brief=True,
     )
-    leave_out: Sequence[str] | None = setting(
-        None, "Columns of a table that are not used.", metavar="LIST", text=NAMES, brief=True
+    leave_out: Names | None = setting(None, "Columns of a table that are not used.", metavar="LIST", brief=True)
+    columns: Names | None = setting(
+        None, "The only columns of a table to learn from (default: all).", metavar="LIST", brief=True
     )
-    columns: Sequence[str] | None = setting(
-        None, "The only columns of a table to learn from (default: all).", metavar="LIST", text=NAMES, brief=True
-    )
-    categories: Sequence[str] | None = setting(
+    categories: Names | None = setting(
         None,
         "Columns of a table that hold categories, though they look like numbers or dates.",
         metavar="LIST",
-        text=NAMES,
         brief=True,
     )
-    missing_marks: Sequence[str] | None = setting(
+    missing_marks: Names | None = setting(
         None,
         "Values that stand for a missing one (default: none at all, NA, N/A, NaN, null, None, ?, - and the point).",
         metavar="LIST",
-        text=NAMES,
         brief=True,
     )
     limits: Literal["refuse", "half", "value", "missing"] = setting(
@@ -115,11 +114,10 @@ class DataSettings(Group):
         None, "What separates columns of CSV files, or tab (default: found).", metavar="MARK", brief=True
     )
     sheet: str | None = setting(None, "Sheet of an Excel file (default: the first).", metavar="NAME", brief=True)
-    schema: dict[str, Any] | None = setting(
+    schema: Table | None = setting(
         None,
         "Of tables: what columns mean, as `fewbytes.data.Schema` (default: read off the dataset).",
         option=None,
-        text=Text("a table", json.loads, json.dumps),
         brief=True,
     )
     text: str | None = setting(
@@ -142,11 +140,10 @@ class DataSettings(Group):
         metavar="PLACE",
         brief=True,
     )
-    class_names: list[str] | None = setting(
+    class_names: Labels | None = setting(
         None,
         "For partition local: the classes in label order (default: those of the server's data set).",
         option=None,
-        text=Text("a list", json.loads, json.dumps),
         brief=True,
     )
 
@@ -157,15 +154,14 @@ class LearningSettings(Group):
 
     title: ClassVar[str] = "Learning"
 
-    metrics: Sequence[str] | None = setting(
+    metrics: Names | None = setting(
         None,
         "What models are scored by, e.g. auc,f1; tables go by the first (default: accuracy, mae, iou, … by what "
         "is learnt).",
         metavar="LIST",
-        text=NAMES,
         brief=True,
     )
-    class_weights: str | None = setting(
+    class_weights: ClassWeights | None = setting(
         None,
         "Of each class in the loss, e.g. 1,5,1; balanced: by how often a client has it.",
         metavar="LIST",
@@ -185,7 +181,7 @@ class ModelSettings(Group):
         "pools features; a+b, HtFE8 (default: by the shape of the data).",
         metavar="NAME",
     )
-    lora: str | None = setting(
+    lora: Lora | None = setting(
         None,
         "Train adapters of this rank (rank=8,alpha=16,targets=q_proj+v_proj; default: on all layers but the "
         "last) and, to classify, the last layer; all else stays as it is and never travels.",
@@ -198,7 +194,7 @@ class ModelSettings(Group):
         metavar="FILE",
         brief=True,
     )
-    normalise: str | None = setting(
+    normalise: Normalisation | None = setting(
         None,
         "Normalise samples inside the model: imagenet, MEAN/STD (0.5,0.5,0.5/0.25,0.25,0.25), or by the data.",
         metavar="HOW",
@@ -253,11 +249,9 @@ class Reproducing(Group):
 
     title: ClassVar[str] = "What is run, and how"
 
-    rows: Sequence[str] | None = setting(
-        None, "Only these rows, with commas; FedP* is all that begin so.", metavar="LIST", text=NAMES
-    )
-    columns: Sequence[str] | None = setting(None, "Only these columns, likewise.", metavar="LIST", text=NAMES)
-    seeds: Sequence[str | int] | None = setting(None, "Only these seeds, e.g. 1,2,3.", metavar="LIST", text=NAMES)
+    rows: Names | None = setting(None, "Only these rows, with commas; FedP* is all that begin so.", metavar="LIST")
+    columns: Names | None = setting(None, "Only these columns, likewise.", metavar="LIST")
+    seeds: Annotated[Sequence[str | int], NAMES] | None = setting(None, "Only these seeds, e.g. 1,2,3.", metavar="LIST")
     until: int | None = setting(None, "Stop each run after this round for now.")
     parameters: dict[str, str] = setting(
         {}, "A field of the methods, or METHOD.KEY.", option="--set", metavar="KEY=VALUE"

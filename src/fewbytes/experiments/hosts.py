@@ -11,7 +11,6 @@ from typing import Any
 
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.core.problem import Id
-from fewbytes.core.promise import Privacy
 from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.processes import CA, Processes
@@ -81,7 +80,7 @@ def write_host(processes: Processes, experiment: Experiment, client: Id, name: s
             os.fchmod(file.fileno(), 0o600)
             file.write((processes.folder / part).read_bytes())
     config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
-    if experiment.run.dp is not None and (promise := Privacy.read(experiment.run.dp)).of == "samples":
+    if (promise := experiment.run.dp) is not None and promise.of == "samples":
         config["privacy-in-all"] = f"epsilon={promise.epsilon:g},delta={promise.delta:g}"
     command = processes.node_command(
         name, config | allowed(experiment, here=False), address, folder, port=9094 + client

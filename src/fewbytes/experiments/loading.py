@@ -40,7 +40,7 @@ from fewbytes.data.split import ungrouped
 from fewbytes.data.table_files import table_suffix
 from fewbytes.experiments.groups import DECLARED, DataSettings, ModelSettings
 from fewbytes.models.hugging_face import PREFIX
-from fewbytes.models.normalise import Normalisation
+from fewbytes.models.normalisation import Normalisation
 
 TOKENIZER = "tokenizer (give every node the server's folder)"
 """What its digest is called among what servers and nodes agree on."""
@@ -88,8 +88,8 @@ class Loading:
             agreed["test"] = self.partition.test
         if how.public is not None:
             dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
-        if self.model.normalise == "data" and dataset.learns != "boxes":
-            figures = str(Normalisation.of(*channel_figures(dataset.train)))
+        if _by_data(self.model) and dataset.learns != "boxes":
+            figures = Normalisation.of(*channel_figures(dataset.train))
             self.model = dataclasses.replace(self.model, normalise=figures)  # these are kept: no need to compute again
         data = federate(dataset, self.partition, seed)
         return dataclasses.replace(data, public=public), agreed
@@ -100,7 +100,7 @@ class Loading:
         for key, each in Partition.declared().items():
             if key not in ("partition", "clients") and getattr(self.partition, each.name) != each.default:
                 raise UserError(f"{key} says how a data set is dealt out, and partition local deals none: leave it out")
-        if self.model.normalise == "data":
+        if _by_data(self.model):
             raise UserError(
                 "normalise data is of all clients' samples, which partition local leaves where they are: give imagenet "
                 "or MEAN/STD"
@@ -255,6 +255,11 @@ class Loading:
                 f"{error} (with --partition local, --dataset is what the server tests on: a table, or a folder with a "
                 "test set)"
             ) from None
+
+
+def _by_data(model: ModelSettings) -> bool:
+    """Whether the data say how they are normalised."""
+    return model.normalise is not None and model.normalise.of_data
 
 
 def _in_one_group(dataset: Dataset) -> Dataset:

@@ -13,7 +13,6 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock, make_durable, make_folder
 from fewbytes.core.problem import Id, Task
-from fewbytes.core.rules import Rule
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.groups import DECLARED
 from fewbytes.experiments.run import run_with
@@ -58,7 +57,7 @@ class PreparedRun:
 
     def check(self) -> None:
         """Raises UserError for what a run cannot begin with, before anybody hears of it."""
-        method, rule = self.method, Rule.read(self.experiment.run.aggregate)
+        method, rule = self.method, self.experiment.run.aggregate
         rule.check(method.method_name, method.promises.aggregates, len(self.task.problem.clients))
         check_rounding(method, self.experiment.run)
         self.experiment.policy.check(len(self.task.problem.clients))

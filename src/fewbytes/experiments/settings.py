@@ -17,7 +17,7 @@ from fewbytes.base.named import only_allowed
 from fewbytes.base.ranges import wrong
 from fewbytes.core.devices import check_device
 from fewbytes.core.method import Method
-from fewbytes.core.objective import Objective, objective_for
+from fewbytes.core.objective import Objective, Weights, objective_for
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
 from fewbytes.data import (
@@ -33,12 +33,11 @@ from fewbytes.experiments.loading import TOKENIZER, Loading
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.methods.parts.secure import SecureAggregation
-from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import convolutional
 from fewbytes.models.hugging_face import PREFIX, check_tokenizer
 from fewbytes.models.kgf import Kernels
-from fewbytes.models.normalise import Normalisation
+from fewbytes.models.normalisation import Normalisation
 from fewbytes.models.pretrained import check_fits, read_pretrained
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.running.settings import Settings
@@ -150,7 +149,7 @@ class Experiment:
             "device": model.device,
             "recalibrate": model.recalibrate,
             "pretrained": None if model.weights is None else read_pretrained(model.weights),
-            "lora": Lora.read(model.lora) if model.lora else None,
+            "lora": model.lora,
         }
         task = Task.on(data, build, **self._objective(data), agreed=agreed, **how)
         try:
@@ -179,7 +178,8 @@ class Experiment:
             raise UserError(
                 "objects are found by a detector's own loss, and scored as COCO does: leave the metrics out"
             )
-        return {"objective": objective_for(data.learns, metrics, None, _weights(weights), len(data.classes))}
+        given: Weights | None = None if weights is None else weights.each or "balanced"
+        return {"objective": objective_for(data.learns, metrics, None, given, len(data.classes))}
 
     def _normalisation(self, data: FederatedData) -> Normalisation | None:
         """How models normalise samples, if they do."""
@@ -190,7 +190,7 @@ class Experiment:
             raise UserError("detectors take images as they are: leave normalise out")
         if not data.test.blank().is_floating_point():
             raise UserError("normalise is for images and other numbers, and samples here are whole numbers")
-        return Normalisation.read(how, data.test.shape[0])
+        return how.on(data.test.shape[0])
 
     def about(self, task: Task) -> dict[str, Any]:
         """What result.json says of the task."""
@@ -220,14 +220,6 @@ class Experiment:
         return {
             name: [c for c, held in enumerate(zip(*rows, strict=True)) if any(held)] for name, rows in pools.items()
         }
-
-
-def _weights(text: str | None) -> Any:
-    """Class weights from how they are written, "1,5,1", or what is written if it is none."""
-    try:
-        return text and tuple(float(part) for part in text.split(","))
-    except ValueError:
-        return text
 
 
 TRY_EPOCHS = 40

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Self
 
 import msgspec
 from blake3 import blake3
@@ -19,20 +21,20 @@ from fewbytes.engines.store import ClientStore
 FOLDER = ".privacy"
 """Where the diaries lie, beside a node's run folders; no run has such a name."""
 SPENT = ".spent"  # the end of their names
-ANY = "any"
 
 
-class Allowed(NamedTuple):
-    """How much all runs may spend of a client's samples."""
+@dataclass(frozen=True)
+class Allowed:
+    """How much all runs may spend of a client's samples; by default there is no limit."""
 
-    epsilon: float
-    delta: float
+    epsilon: float = math.inf
+    delta: float = 1.0
 
     @classmethod
-    def read(cls, text: str) -> Allowed | None:
+    def read(cls, text: str) -> Self:
         """`epsilon=8,delta=1e-5`, or `any` for no limit. Raises UserError for anything else."""
-        if text.strip() == ANY:
-            return None
+        if text.strip() == "any":
+            return cls()
         number = r"([0-9.]+(?:e[+-]?[0-9]+)?)"
         found = re.fullmatch(rf"\s*epsilon={number}\s*,\s*delta={number}\s*", text)
         try:
@@ -44,6 +46,14 @@ class Allowed(NamedTuple):
                 f"privacy-in-all is epsilon=8,delta=1e-5 or any, in this node's configuration, not {text!r}"
             )
         return cls(epsilon, delta)
+
+    def __str__(self) -> str:
+        return f"epsilon={self.epsilon:g},delta={self.delta:g}" if self.limits else "any"
+
+    @property
+    def limits(self) -> bool:
+        """Whether there is a limit."""
+        return self.epsilon < math.inf
 
 
 class Entry(msgspec.Struct, array_like=True):
@@ -65,10 +75,9 @@ class Allowance:
     """A run's diary at a node (`fewbytes.core.privacy.Diary`), whose trainings count in all runs together.
 
     `folder`: of the node's run folders, beside which the diaries outlive them. `run`: its name. `said`: all that the
-    server says of the run: of other settings noise is never the same. `allowed`: how much all runs may spend, as
-    `Allowed.read` takes it; empty: as much as the first run promised. `holds`: the client whose data are here, as the
-    node says itself; if it does not (None), all that was ever spent on the node counts together, as it is the server
-    that says which client it asks.
+    server says of the run: of other settings noise is never the same. `allowed`: how much all runs may spend; None: as
+    much as the first run promised. `holds`: the client whose data are here, as the node says itself; if it does not
+    (None), all that was ever spent on the node counts together, as it is the server that says which client it asks.
     """
 
     def __init__(
@@ -77,7 +86,7 @@ class Allowance:
         folder: Path,
         run: str,
         said: str,
-        allowed: str,
+        allowed: Allowed | None,
         terms: SamplePrivacy,
         holds: Id | None = None,
     ) -> None:
@@ -85,7 +94,7 @@ class Allowance:
         self.store, self.folder, self.run, self.said, self.terms = store, folder / FOLDER, run, said, terms
         promise = terms.privacy
         self._promise = Allowed(promise.epsilon, promise.delta)
-        self._given, self._allowed = bool(allowed), Allowed.read(allowed) if allowed else None
+        self._allowed = allowed
         private_folder(self.folder)
 
     def secret(self) -> bytes:
@@ -116,20 +125,22 @@ class Allowance:
         others = [entry.spent for entry in self._entries(diary) if entry.run != self.run]
         allowed = self._limit(diary)
         self._check(diary, others, self.terms.spent(samples, self.terms.rounds))
-        spent = epsilon_of(others, self._promise.delta if allowed is None else allowed.delta)
-        return spent, None if allowed is None else allowed.epsilon
+        spent = epsilon_of(others, allowed.delta if allowed.limits else self._promise.delta)
+        return spent, allowed.epsilon if allowed.limits else None
 
-    def _limit(self, diary: Diary) -> Allowed | None:
-        return self._allowed if self._given else Allowed(*diary.first)
+    def _limit(self, diary: Diary) -> Allowed:
+        return Allowed(*diary.first) if self._allowed is None else self._allowed
 
     def _check(self, diary: Diary, before: Sequence[Steps], more: Steps) -> None:
         allowed = self._limit(diary)
-        if allowed is not None and self.terms.privacy.noise == "seeded":
+        if not allowed.limits:
+            return
+        if self.terms.privacy.noise == "seeded":
             raise FewbytesError(
                 "dp: noise=seeded hides nothing from the server, which knows the seed: leave it out, or have "
                 "privacy-in-all any in this node's configuration"
             )
-        if allowed is None or (epsilon := epsilon_of([*before, more], allowed.delta)) <= allowed.epsilon * (1 + 1e-6):
+        if (epsilon := epsilon_of([*before, more], allowed.delta)) <= allowed.epsilon * (1 + 1e-6):
             return
         whose = f"of client {self._holds}" if self._holds is not None else "on this node, which has no partition-id,"
         raise FewbytesError(
@@ -143,7 +154,7 @@ class Allowance:
         return self.folder / f"{self._name}{SPENT}"
 
     def _diary(self) -> Diary:
-        return _read(self._path) or Diary(self._promise)
+        return _read(self._path) or Diary((self._promise.epsilon, self._promise.delta))
 
     def _entries(self, own: Diary) -> list[Entry]:
         """Of all diaries that may be of these samples: those from when the node said otherwise whose it has, too."""

@@ -31,6 +31,7 @@ from fewbytes.core.problem import Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
 from fewbytes.engines.pool import unable
+from fewbytes.flower.allowance import Allowed
 from fewbytes.flower.cluster import FarFrames, FarNode, Home
 from fewbytes.flower.messages import decoded, read_content, sealed, split_frames, write_content
 from fewbytes.flower.network import Exchange, FlowerEngine
@@ -187,11 +188,11 @@ def _allows(config: Mapping[str, Any]) -> Allows:
     """As a node's configuration says. Raises UserError for what is no number, or none that can be."""
     usual = Allows()
     runs, drift = config.get("max-runs", usual.run_folders), config.get("max-drift", usual.drift)
-    here = config.get("partition-id")
+    here, said = config.get("partition-id"), str(config.get("privacy-in-all", ""))
     with suppress(ValueError, OverflowError):
         if float(drift) >= 0:  # which NaN is not
             return Allows(
-                int(runs), str(config.get("privacy-in-all", "")), float(drift), None if here is None else int(here)
+                int(runs), Allowed.read(said) if said else None, float(drift), None if here is None else int(here)
             )
     raise UserError(f"max-runs and max-drift are numbers in this node's configuration, not {runs!r}, {drift!r}")
 

@@ -22,7 +22,7 @@ from fewbytes.core.trust import check_drift
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import attempt, keep_memory
 from fewbytes.engines.store import ClientStore
-from fewbytes.flower.allowance import Allowance
+from fewbytes.flower.allowance import Allowance, Allowed
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire.frame import MAJOR, Parsed
 
@@ -33,12 +33,12 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Allows(NamedTuple):
-    """How much runs may take of a node: how many folders, of its samples' privacy (`Allowed.read`), and how far the
-    first layer of a model may be from the agreed first model's (`fewbytes.core.trust`). `holds`: the client whose data
-    it says it has."""
+    """How much runs may take of a node: how many folders, of its samples' privacy (None: as the first run promises),
+    and how far the first layer of a model may be from the agreed first model's (`fewbytes.core.trust`). `holds`: the
+    client whose data it says it has."""
 
     run_folders: int = 100
-    privacy: str = ""
+    privacy: Allowed | None = None
     drift: float = math.inf
     holds: Id | None = None
 

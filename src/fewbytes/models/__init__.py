@@ -1,23 +1,10 @@
 """Models by name: compact ResNets, a small CNN and an MLP, torchvision's, or the user's own."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from fewbytes.models.build import batch_norm_names, build_model
-from fewbytes.models.builders import default_model
-from fewbytes.models.ensemble import LogitMean
-from fewbytes.models.features import PooledFeatures
-from fewbytes.models.resnet import ResNet
-from fewbytes.models.small import Cnn4, Mlp
-from fewbytes.models.vgg import Vgg9
+from fewbytes.base.lazy import names_of
 
-__all__ = [
-    "Cnn4",
-    "LogitMean",
-    "Mlp",
-    "PooledFeatures",
-    "ResNet",
-    "Vgg9",
-    "batch_norm_names",
-    "build_model",
-    "default_model",
-]
+if TYPE_CHECKING:
+    from fewbytes.models.names import *  # noqa: F403
+
+__getattr__, __dir__ = names_of("fewbytes.models")

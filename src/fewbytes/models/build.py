@@ -16,7 +16,8 @@ from fewbytes.base.named import imported
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.hugging_face import PREFIX, hugging_face_model
 from fewbytes.models.kgf import Kernels, with_generated_kernels
-from fewbytes.models.normalise import Normalisation, with_normalisation
+from fewbytes.models.normalisation import Normalisation
+from fewbytes.models.normalise import with_normalisation
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.models.small import Cnn4, LeNet, Mlp
 from fewbytes.models.unet import UNet

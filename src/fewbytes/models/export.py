@@ -24,7 +24,7 @@ from fewbytes.models.export_readme import readme
 from fewbytes.models.files import read_model
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.kgf import with_plain_kernels
-from fewbytes.models.normalise import Normalisation
+from fewbytes.models.normalisation import Normalisation
 
 Format = Literal["onnx", "torch", "safetensors"]
 FILES: dict[Format, str] = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
@@ -168,7 +168,7 @@ def _described(run: Path, client: int | None, about: dict[str, Any], formats: Se
     """What model.json says, but of texts."""
     shape, stored = about["sample_shape"], about.get("samples", "float32")
     tensors = {name: _tensor(of["shape"], of["dtype"]) for name, of in about.get("tensors", {}).items()}
-    how = None if "normalise" not in about else Normalisation.read(about["normalise"], shape[0])
+    how = None if "normalise" not in about else Normalisation.read(about["normalise"]).on(shape[0])
     result, found, scores = run / "result.json", {}, {}
     if result.is_file():  # a node of a deployment has none
         try:

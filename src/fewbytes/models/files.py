@@ -29,7 +29,7 @@ from fewbytes.base.state import (
     trained_entries,
 )
 from fewbytes.base.streams import seeded
-from fewbytes.models.adapters import Lora
+from fewbytes.models.adapters import with_adapters
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.chain import resized_network
 from fewbytes.models.ensemble import LogitMean, logit_mean
@@ -38,7 +38,8 @@ from fewbytes.models.fused import network_of
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.kgf import network_of as kernels_of
-from fewbytes.models.normalise import Normalisation
+from fewbytes.models.lora import Lora
+from fewbytes.models.normalisation import Normalisation
 from fewbytes.models.prototypes import prototype_network
 
 PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
@@ -135,14 +136,14 @@ def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
     """What makes the models of a run that says this about itself, those of transformers with what was drawn in it."""
     kernels, learns = Kernels(about["kgf"], about["seed"]) if "kgf" in about else None, about.get("learns", "classes")
     shape, how = tuple(about["sample_shape"]), about.get("normalise")
-    normalisation = None if how is None else Normalisation.read(how, shape[0])
+    normalisation = None if how is None else Normalisation.read(how).on(shape[0])
     build = ModelBuilder(about["model"], shape, about["classes"], kernels, normalisation, learns)
     lora = Lora.read(about["lora"]) if "lora" in about else None
 
     def make(client: int) -> nn.Module:
         with seeded(about.get("seed", 0), "first model", build.architecture(client)):
             model = build(client)
-            return model if lora is None else lora.added(model, head=learns != "tokens")
+            return model if lora is None else with_adapters(model, lora, head=learns != "tokens")
 
     return make
 

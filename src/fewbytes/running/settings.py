@@ -12,7 +12,7 @@ from msgspec import Meta
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count, Whole
 from fewbytes.base.rate import Rate, Way
-from fewbytes.base.settings import Group, Text, setting
+from fewbytes.base.settings import Group, Text, reads_text, setting
 from fewbytes.base.units import parse_bytes
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
@@ -23,10 +23,12 @@ from fewbytes.running.watcher import Watcher, together
 
 ROUNDING: dict[Way, tuple[str, ...]] = {"uplink": ("uplink_bits", "uplink_step"), "downlink": ("downlink_bits",)}
 """The settings by which what travels is rounded."""
+Size = Annotated[int, Meta(ge=1), Text("an amount of data", parse_bytes, int, kinds=str | float)]
 BitsAValue = Annotated[float, Meta(ge=LEAST, le=MOST)]
 Steps = Annotated[float, Meta(gt=0, le=8)]  # of coarser ones nearly all values are 0
 
 
+@reads_text
 @dataclass(frozen=True, kw_only=True)
 class Settings(Group):
     """What a run is besides its method and task, whichever engine it runs on. Raises UserError for what cannot be."""
@@ -35,29 +37,25 @@ class Settings(Group):
     given: ClassVar[str] = "fb.run(…, {})"
 
     rounds: Count = setting(20, "Number of rounds.", resumable=True)
-    budget: Count | None = setting(
-        None, "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.", metavar="SIZE",
-        text=Text("an amount of data", parse_bytes, int, kinds=str | float), brief=True,
-    )  # fmt: skip
-    stop_when: str | None = setting(
+    budget: Size | None = setting(
+        None, "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.", metavar="SIZE", brief=True
+    )
+    stop_when: StopWhen | None = setting(
         None, "End the run when a score is reached, as global>=0.9 or f1/personalised>=0.8, or none was better for "
-        "so many scored rounds: patience=5.", metavar="CONDITION",
-        text=Text("a condition", lambda text: str(StopWhen.read(text)), str), brief=True,
+        "so many scored rounds: patience=5.", metavar="CONDITION", brief=True,
     )  # fmt: skip
-    aggregate: str = setting(
-        "mean", "What the server takes of clients' replies: mean, or, where some may lie, median, trimmed-mean=PART, "
+    aggregate: Rule = setting(
+        Rule(), "What the server takes of clients' replies: mean, or, where some may lie, median, trimmed-mean=PART, "
         "krum=LIARS, multi-krum=LIARS, norm-clip, norm-clip=NORM or geometric-median.", metavar="RULE",
-        text=Text("a rule", lambda text: str(Rule.read(text)), str), brief=True,
+        brief=True,
     )  # fmt: skip
-    dp: str | None = setting(
+    dp: Privacy | None = setting(
         None, "Promise differential privacy, epsilon=8,delta=1e-5,clip=1.0: of clients, kept by the server, or with "
-        "of=samples of each one's samples, kept by the clients.", metavar="TERMS",
-        text=Text("terms of a promise", lambda text: str(Privacy.read(text)), str), brief=True,
+        "of=samples of each one's samples, kept by the clients.", metavar="TERMS", brief=True,
     )  # fmt: skip
-    uplink_bits: str | float | None = setting(
+    uplink_bits: UplinkBits | None = setting(
         None, "Round what clients send to about so many bits a value, 0.3 to 8, or to what moves while they train, by "
         "auto=1MB/s; what that loses is added to what they send next.", metavar="BITS", resumable=True, brief=True,
-        text=Text("bits a value", lambda text: str(UplinkBits.read(text)), str, kinds=str | float | int),
     )  # fmt: skip
     uplink_step: Steps | None = setting(
         None, "Or to steps of so many root mean squares of it, at most 8.", resumable=True, brief=True
@@ -66,10 +64,9 @@ class Settings(Group):
         None, "Round what the server sends to about so many bits a value, 0.3 to 8, of the difference from what "
         "clients have; what that loses is in what it sends next.", metavar="BITS", resumable=True, brief=True,
     )  # fmt: skip
-    speeds: str | None = setting(
+    speeds: Speeds | None = setting(
         None, "Simulated seconds that each client takes for an exchange: 1,1,10, a file with one a line, or 10x, from "
-        "1 to 10, dealt out at random.", metavar="TABLE", text=Text("speeds", lambda text: str(Speeds.read(text)), str),
-        brief=True,
+        "1 to 10, dealt out at random.", metavar="TABLE", brief=True,
     )  # fmt: skip
     engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
         "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
@@ -102,17 +99,13 @@ class Settings(Group):
             raise UserError("resume goes on with the run in a folder: say which, out=…")
         if self.from_round is not None and not self.resume:
             raise UserError("from_round goes back in a run that is resumed: say so (resume)")
-        if self.uplink_bits is not None:
-            object.__setattr__(self, "uplink_bits", str(UplinkBits.read(self.uplink_bits)))
         if self.uplink_bits is not None and self.uplink_step is not None:
             raise UserError("uplink_bits and uplink_step say the same in two ways: leave one out")
         if self.rounding and not self.coded:
             named = " and ".join(self.rounding)
             raise UserError(f"what is rounded is coded, else it is not smaller: leave out {named}, or coding = false")
-        if self.engine != "flower-deployment" and self.uplink_bits == str(UplinkBits()):
+        if self.engine != "flower-deployment" and self.uplink_bits == UplinkBits():
             raise UserError("clients here have no links to measure: say what they move, uplink_bits auto=1MB/s")
-        if self.speeds is not None:
-            object.__setattr__(self, "speeds", str(Speeds.read(self.speeds)))
 
     @property
     def rounding(self) -> dict[str, Any]:
@@ -122,7 +115,7 @@ class Settings(Group):
 
     def uplink(self) -> Uplink:
         """How much is kept of the values that clients send."""
-        return Uplink(None if self.uplink_bits is None else UplinkBits.read(self.uplink_bits), self.uplink_step or 0.0)
+        return Uplink(self.uplink_bits, self.uplink_step or 0.0)
 
     def downlink(self) -> Rate:
         """How much is kept of the values that the server sends."""
@@ -134,9 +127,8 @@ class Settings(Group):
             return None
         if on_flower:
             raise UserError("speeds are simulated, and clients on Flower have their own: leave speeds out")
-        speeds = Speeds.read(self.speeds)
-        speeds.check(clients)
-        return speeds
+        self.speeds.check(clients)
+        return self.speeds
 
     @classmethod
     def of(cls, values: Mapping[str, Any], belongs: Callable[[str, Any], str] = lambda name, value: "") -> Self:

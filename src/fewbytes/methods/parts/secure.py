@@ -139,14 +139,15 @@ class SecureAggregation(Around):
     def roundable(self, way: Way) -> bool:
         return False  # what travels is whole numbers
 
-    def promising(self, task: Task, dp: str | None, rounds: int) -> Task:
+    def promising(self, task: Task, dp: Privacy | str | None, rounds: int) -> Task:
         """As any method's. Raises UserError for a promise to clients."""
-        if dp is not None and Privacy.read(dp).of == "clients":
+        made = super().promising(task, dp, rounds)
+        if dp is not None and made.problem.privacy is None:
             raise UserError(
                 "dp of clients clips each one's update, which secure aggregation hides from the server: promise it of "
                 "samples, or leave one out"
             )
-        return super().promising(task, dp, rounds)
+        return made
 
     def server(self, problem: Problem) -> Any:
         """The inner method's. Raises UserError if there are too few clients to hide one among."""

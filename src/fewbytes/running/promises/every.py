@@ -7,7 +7,6 @@ from pathlib import Path
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
 from fewbytes.core.rules import Rule
-from fewbytes.core.speeds import Speeds
 from fewbytes.running.promises.aggregate import Aggregate
 from fewbytes.running.promises.alarms import Alarms
 from fewbytes.running.promises.budget import Budget
@@ -22,7 +21,6 @@ from fewbytes.running.promises.stop import Stop
 from fewbytes.running.promises.times import Simulated, Times
 from fewbytes.running.rounding import check_rounding
 from fewbytes.running.settings import Settings
-from fewbytes.running.stopping import StopWhen
 
 
 def promises_of(method: Method, task: Task, settings: Settings, folder: Path) -> list[Promise]:
@@ -32,13 +30,12 @@ def promises_of(method: Method, task: Task, settings: Settings, folder: Path) ->
     if settings.budget is not None:
         promises.append(Budget(settings.budget, ends))
     if settings.stop_when is not None:
-        when = StopWhen.read(settings.stop_when)
-        promises.append(Stop(when, problem.objective.metrics, method.promises.headline, ends))
-    if (rule := Rule.read(settings.aggregate)) != Rule():
-        promises.append(Aggregate(rule, method, len(problem.clients)))
+        promises.append(Stop(settings.stop_when, problem.objective.metrics, method.promises.headline, ends))
+    if settings.aggregate != Rule():
+        promises.append(Aggregate(settings.aggregate, method, len(problem.clients)))
     check_rounding(method, settings)
     if settings.speeds is not None:
-        promises.append(Simulated(Speeds.read(settings.speeds)))
+        promises.append(Simulated(settings.speeds))
     spending = promised(method, task, settings)
     promises += [NotFinite(problem.objective), Alarms(), Joiners(method, problem, rounds, settings.watcher), Notes()]
     if spending is not None:

@@ -13,6 +13,7 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.privacy import ClientPrivacy, accounting, check_models
 from fewbytes.core.problem import Task
 from fewbytes.core.promise import Privacy
+from fewbytes.core.rules import Rule
 from fewbytes.engines.base import Engine
 from fewbytes.running.promises.promise import Phase, Promise, Row
 from fewbytes.running.settings import Settings
@@ -84,12 +85,12 @@ def promised(method: Method, task: Task, settings: Settings, policy: Policy | No
     """What the run promises, if anything. Raises UserError for what cannot be promised here."""
     if settings.dp is None:
         return None
-    promise = Privacy.read(settings.dp)
+    promise = settings.dp
     accounting()
     promise.check(method.method_name, method.promises.protects)
     check_models(map(task.problem.model, task.problem.architectures()))
-    method.promising(task, settings.dp, settings.rounds)
-    if settings.aggregate != "mean":
+    method.promising(task, promise, settings.rounds)
+    if settings.aggregate != Rule():
         raise UserError(f"dp is of a mean of clients' updates, and aggregate is {settings.aggregate}: leave one out")
     if policy is not None and policy.over_selection:
         raise UserError(
