@@ -21,6 +21,7 @@ import fewbytes as fb
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.report.table import figures_table
+from fewbytes.running.run import Run
 
 METHODS = {
     "fedavg": ("fedavg", {}),
@@ -62,7 +63,7 @@ def curve(method: str, parameters: dict, spread: float, seconds: float, seed: in
     watcher, task = Enough(seconds), experiment.task()
     how = replace(experiment.run, workers=1, save_models=False, watcher=watcher)
     with suppress(KeyboardInterrupt):
-        run_with(experiment.made(), task, how, experiment.policy)
+        run_with(Run.of(experiment.made(), task, how, experiment.policy))
     return watcher.points
 
 

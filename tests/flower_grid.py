@@ -21,6 +21,7 @@ from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.messages import read_content
 from fewbytes.flower.network import Exchange
 from fewbytes.flower.node import Order
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
 CLIENTS = 4
@@ -118,7 +119,7 @@ def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, gri
     patience = 600 if fault is None else 0.5  # who drops replies is not to be waited for
     policy = policy or fb.Policy(round_timeout=patience, connect_timeout=patience, retries=0)
     names = [f"site-{i}" for i in range(len(task.problem.clients))] if grid.named else ()
-    return serve_run(grid, CASES[name], task, settings, policy, names, exchange=Exchange(poll=0.001)), grid
+    return serve_run(grid, Run.of(CASES[name], task, settings, policy), names, exchange=Exchange(poll=0.001)), grid
 
 
 def rounds_of(folder):

@@ -30,6 +30,7 @@ from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 from fewbytes.wire import Masked
 from fewbytes.wire.values import WireValue
@@ -300,7 +301,7 @@ def outcome(name: str, lie: Lie | None = None, refused: bool = False, flower: bo
             grid = MemoryGrid(client_app(method, task, Path(folder)), len(SIZES))
             settings = Settings(out=out, resume=resume, watcher=watcher, **how)
             policy = fb.Policy(round_timeout=60, connect_timeout=60, retries=0)
-            serve_run(grid, method, task, settings, policy, (), exchange=Exchange(poll=0.001))
+            serve_run(grid, Run.of(method, task, settings, policy), (), exchange=Exchange(poll=0.001))
 
         try:
             with suppress(KeyboardInterrupt):

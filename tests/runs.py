@@ -14,6 +14,7 @@ import fewbytes as fb
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
+from fewbytes.running.run import Run as Asked
 
 ROUNDS = 4
 PATIENCE = 600
@@ -79,7 +80,7 @@ def configured(folder: Path, method: str, **settings) -> Path:
     experiment = make_experiment({"method": method, **settings})
     task = experiment.task()
     how = replace(experiment.run, out=folder, workers=1, config=experiment.toml(), about=experiment.about(task))
-    run_with(experiment.made(), task, how, experiment.policy)
+    run_with(Asked.of(experiment.made(), task, how, experiment.policy))
     return folder
 
 

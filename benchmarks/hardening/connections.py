@@ -52,6 +52,7 @@ from fewbytes.flower.fleet import Fleet
 from fewbytes.flower.inside import bearing_bad_links
 from fewbytes.flower.network import Exchange
 from fewbytes.flower.processes import Processes
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -454,7 +455,7 @@ def comers(rounds: int) -> list[Figure]:
             rounds=rounds, out=Path(name) / "run", evaluate_every=rounds, save_models=False, watcher=seen
         )
         policy = fb.Policy(round_timeout=30, connect_timeout=0.2)
-        result = serve_run(grid, method, task, settings, policy, exchange=Exchange(poll=0.002))
+        result = serve_run(grid, Run.of(method, task, settings, policy), exchange=Exchange(poll=0.002))
         answered = int((result.ledger.columns()["outcome"] == 0).sum())
     done = len([row for row in result.rounds if row["phase"] == "round"])
     what = f"a fifth of {MANY} nodes away in each round, each time others: rounds done"

@@ -33,6 +33,7 @@ from fewbytes.core.admission import entries_of
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.methods.parts.ccvr import ClassStatistics
+from fewbytes.running.run import Run
 
 State = dict[str, Tensor]
 FILE = Path(__file__).parents[2] / "docs" / "malicious.json"
@@ -185,7 +186,7 @@ def run(
             evaluate_every=experiment.run.rounds, about=experiment.about(task),
         )  # fmt: skip
         try:
-            result = run_with(method, task, settings, experiment.policy)
+            result = run_with(Run.of(method, task, settings, experiment.policy))
         except FewbytesError as error:
             return {"accuracy": None, "success": None, "named": notes.rounds, "ended": str(error)[:200]}
         honest = [i for i in range(10) if i not in malicious]

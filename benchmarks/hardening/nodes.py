@@ -25,6 +25,7 @@ from fewbytes.core.privacy import clipped_sum
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments import app
 from fewbytes.experiments.groups import GROUPS
+from fewbytes.flower.allowance import Allowed
 from fewbytes.flower.compat import app_config
 from fewbytes.flower.guarded import MANIFEST, application_files, is_installed, manifest_of
 from fewbytes.flower.node import Allows, Node
@@ -308,7 +309,7 @@ def budget(_: int) -> list[Figure]:
     method = fb.FedAvg(epochs=1, lr=0.1, batch=8)
     made = method.promising(method.adapted(task), "of=samples,epsilon=1,delta=1e-5,clip=1.0", 1)
     answered = {}
-    for allows in (Allows(), Allows(privacy="any", run_folders=1000)):
+    for allows in (Allows(), Allows(privacy=Allowed(), run_folders=1000)):
         count = 0
         with tempfile.TemporaryDirectory() as folder:
             for name in range(40):

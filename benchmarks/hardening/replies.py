@@ -38,6 +38,7 @@ from fewbytes.core.ledger import OUTCOMES
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.compat import NODE_UNAVAILABLE
 from fewbytes.flower.network import Exchange
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -218,7 +219,7 @@ def sampled(kind: type[MemoryGrid], rounds: int, policy: fb.Policy, fault: Fault
         grid = kind(client_app(method, task, Path(name)), MANY, fault)
         vars(grid).update(how)
         settings = Settings(rounds=rounds, out=Path(name) / "run", evaluate_every=rounds, save_models=False)
-        return serve_run(grid, method, task, settings, policy, exchange=Exchange(poll=0.002))
+        return serve_run(grid, Run.of(method, task, settings, policy), exchange=Exchange(poll=0.002))
 
 
 def stragglers(rounds: int) -> list[Figure]:
@@ -372,7 +373,7 @@ def soak_flower(clients: int) -> list[Figure]:
             rounds=rounds, out=Path(name) / "run", evaluate_every=rounds, save_models=False, watcher=memory
         )
         policy = fb.Policy(round_timeout=600, connect_timeout=60)
-        result = serve_run(grid, _simplest(), task, settings, policy, exchange=Exchange(poll=0.01))
+        result = serve_run(grid, Run.of(_simplest(), task, settings, policy), exchange=Exchange(poll=0.01))
     return _grown("Flower grid", clients, memory.taken, result)
 
 

@@ -17,6 +17,7 @@ from fewbytes.base.state import state_of
 from fewbytes.core.trust import check_drift, drift
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.methods.parts.averaging import Model
+from fewbytes.running.run import Run
 
 SETTINGS = {
     "dataset": "digits", "part": 0.1, "clients": 4, "partition": "iid", "rounds": 3, "model": "mlp",
@@ -71,7 +72,7 @@ def test_a_node_refuses_a_model_whose_first_layer_is_made_for_it(run, tmp_path):
     grid.config = {"max-drift": "0.9"}
     policy = fb.Policy(round_timeout=2, connect_timeout=2, retries=0)
     how = Settings(rounds=1, out=tmp_path / "honest")
-    assert serve_run(grid, method, task, how, policy, exchange=Exchange(poll=0.001)).summary["status"] == "done"
+    assert serve_run(grid, Run.of(method, task, how, policy), exchange=Exchange(poll=0.001)).summary["status"] == "done"
     hostile = Settings(rounds=1, out=tmp_path / "hostile")
 
     class Hostile(type(method)):
@@ -85,10 +86,12 @@ def test_a_node_refuses_a_model_whose_first_layer_is_made_for_it(run, tmp_path):
 
     hostile_method = Hostile(**{f.name: getattr(method, f.name) for f in dataclasses.fields(method)})
     with pytest.raises(fb.FewbytesError, match="max-drift"):
-        serve_run(grid, hostile_method, task, hostile, policy, exchange=Exchange(poll=0.001))
+        serve_run(grid, Run.of(hostile_method, task, hostile, policy), exchange=Exchange(poll=0.001))
     grid.config = {"max-drift": "much"}
     with pytest.raises(fb.FewbytesError, match="are numbers"):
-        serve_run(grid, method, task, Settings(rounds=1, out=tmp_path / "x"), policy, exchange=Exchange(poll=0.001))
+        serve_run(
+            grid, Run.of(method, task, Settings(rounds=1, out=tmp_path / "x"), policy), exchange=Exchange(poll=0.001)
+        )
 
 
 def test_what_it_is_not_for_is_said(run, tmp_path):

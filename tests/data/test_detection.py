@@ -29,6 +29,7 @@ from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
 from fewbytes.models import build_model
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
 pytest.importorskip("yolox", reason="the extra `detection` is not installed")
@@ -346,10 +347,7 @@ def test_flower_is_the_local_engine(data: Dataset, tmp_path: Path) -> None:
     grid = MemoryGrid(client_app(method, task(data), tmp_path), 2)
     serve_run(
         grid,
-        method,
-        task(data),
-        settings,
-        fb.Policy(round_timeout=60, connect_timeout=60),
+        Run.of(method, task(data), settings, fb.Policy(round_timeout=60, connect_timeout=60)),
         (),
         exchange=Exchange(poll=0.001),
     )

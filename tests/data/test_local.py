@@ -24,6 +24,7 @@ from fewbytes.flower.network import Exchange
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.left_out import captions
+from fewbytes.running.run import Run
 
 
 class Told(fb.Watcher):
@@ -76,7 +77,7 @@ def deployed(
     asked = experiment.run_settings(task, out, resume, watcher or fb.Watcher())
     policy = fb.Policy(min_replies=all_of, round_timeout=20, connect_timeout=5)
     grid, exchange = Hosts(app.client, 3, named=True), Exchange(poll=0.001)
-    flower_apps.serve_run(grid, method, task, asked, policy, names, exchange)
+    flower_apps.serve_run(grid, Run.of(method, task, asked, policy), names, exchange)
     return out
 
 

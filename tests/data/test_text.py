@@ -23,6 +23,7 @@ from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower import apps as flower_apps
 from fewbytes.flower.network import Exchange
+from fewbytes.running.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def deployed(hosts, monkeypatch, **policy):
     asked = experiment.run_settings(task, hosts / "run", False, fb.Watcher())
     grid = Hosts(app.client, 2, named=True)
     rules = fb.Policy(round_timeout=60, connect_timeout=30, **policy)
-    return flower_apps.serve_run(grid, method, task, asked, rules, ["site-0", "site-1"], Exchange(poll=0.001))
+    return flower_apps.serve_run(grid, Run.of(method, task, asked, rules), ["site-0", "site-1"], Exchange(poll=0.001))
 
 
 def test_sites_with_texts_of_their_own(hosts, monkeypatch):

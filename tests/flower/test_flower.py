@@ -23,6 +23,7 @@ from fewbytes.engines.handlers import Done
 from fewbytes.experiments.display import PLAIN
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.report import read_run, write_report
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
@@ -219,7 +220,7 @@ def test_over_selection_takes_the_first_to_answer(tmp_path):
     policy = fb.Policy(over_selection=0.5, round_timeout=60, connect_timeout=1)
     started = time.monotonic()
     result = serve_run(
-        grid, half, task, Settings(rounds=6, out=tmp_path / "run"), policy, exchange=Exchange(poll=0.001)
+        grid, Run.of(half, task, Settings(rounds=6, out=tmp_path / "run"), policy), exchange=Exchange(poll=0.001)
     )
     assert time.monotonic() - started < 30  # nobody waited for the silent one
     columns = result.ledger.columns()
@@ -300,7 +301,7 @@ def scheduled_run(name, folder, watcher=None, **settings):
     told = watcher(grid) if watcher else fb.Watcher()
     policy = fb.Policy(round_timeout=5, connect_timeout=60)
     asked = Settings(rounds=ROUNDS, out=folder, watcher=told, **settings)
-    return serve_run(grid, COME_AND_GO[name], scheduled_task(), asked, policy, exchange=Exchange(poll=0.001))
+    return serve_run(grid, Run.of(COME_AND_GO[name], scheduled_task(), asked, policy), exchange=Exchange(poll=0.001))
 
 
 @pytest.mark.parametrize("name", COME_AND_GO)
@@ -333,7 +334,7 @@ def test_clients_tested_on_all_of_their_classes_score_alike_in_both_engines(tmp_
     local = fb.run(method, task, rounds=2, out=tmp_path / "local")
     grid = MemoryGrid(client_app(method, held.task(), tmp_path / "nodes"), CLIENTS)
     settings = Settings(rounds=2, out=tmp_path / "flower")
-    result = serve_run(grid, method, task, settings, fb.Policy(), exchange=Exchange(poll=0.001))
+    result = serve_run(grid, Run.of(method, task, settings, fb.Policy()), exchange=Exchange(poll=0.001))
     assert result.summary["score"] == local.summary["score"]
     assert fingerprint(tmp_path / "flower") == fingerprint(tmp_path / "local")
     with pytest.raises(fb.UserError, match="of another configuration"):
@@ -352,7 +353,7 @@ def test_newcomers_are_waited_for_when_nobody_else_is_left(tmp_path):
             grid.present = [2, 3]
 
     settings, policy = Settings(rounds=2, out=tmp_path / "run", watcher=Late()), fb.Policy(connect_timeout=60)
-    result = serve_run(grid, CASES["fedavg"], task, settings, policy, exchange=Exchange(poll=0.001))
+    result = serve_run(grid, Run.of(CASES["fedavg"], task, settings, policy), exchange=Exchange(poll=0.001))
     assert waited == [(0, 2)]
     assert set(result.ledger.columns()["client"][result.ledger.columns()["round"] == 2]) == {2, 3}
 

@@ -15,6 +15,7 @@ from fewbytes.experiments.settings import make_experiment
 from fewbytes.methods.parts.clustered import Clustered, Clusters
 from fewbytes.report import read_runs
 from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.run import Run
 from fewbytes.wire import unpack
 
 
@@ -88,7 +89,7 @@ def test_a_client_silent_at_the_start_is_put_into_the_largest_cluster_and_noted(
         return handler_of(message) == "describe" and message.metadata.dst_node_id == 1003
 
     settings, policy = Settings(rounds=2, out=tmp_path / "run"), fb.Policy(round_timeout=0.3, connect_timeout=0.3)
-    result = serve_run(grid, method, task, settings, policy, exchange=Exchange(poll=0.001))
+    result = serve_run(grid, Run.of(method, task, settings, policy), exchange=Exchange(poll=0.001))
     assert result.summary["status"] == "done"
     of = server(tmp_path / "run").cluster_of
     others = [k for i, k in of.items() if i != 3]

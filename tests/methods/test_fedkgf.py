@@ -32,6 +32,7 @@ from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, left_alone, with_generated_kernels
 from fewbytes.models.layers import layers_of
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 from fewbytes.wire import Layout
 
@@ -235,7 +236,7 @@ def test_a_group_whose_upload_is_lost_keeps_its_values(tmp_path):
     grid = MemoryGrid(client_app(method, task, tmp_path / "nodes"), 2, fault)
     policy = fb.Policy(min_replies=0.5, round_timeout=0.4, connect_timeout=0.4)
     result = serve_run(
-        grid, method, task, Settings(rounds=1, out=tmp_path / "run"), policy, exchange=Exchange(poll=0.001)
+        grid, Run.of(method, task, Settings(rounds=1, out=tmp_path / "run"), policy), exchange=Exchange(poll=0.001)
     )
     first, new = method.adapted(task).problem.first_state(), result.global_model.state_dict()
     changed = [any(not torch.equal(first[n], new[n]) for n in names) for names in modules_of(result.global_model)]

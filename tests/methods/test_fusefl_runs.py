@@ -21,6 +21,7 @@ from fewbytes.methods.parts.one_shot import of_stage
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut
 from fewbytes.models.build import ModelBuilder
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
@@ -209,7 +210,9 @@ def run_with_faults(folder, lost):
 
     grid = MemoryGrid(client_app(METHOD, task, folder / "nodes"), 4, fault)
     policy = fb.Policy(min_replies=0.5, round_timeout=0.4, connect_timeout=0.4)
-    return serve_run(grid, METHOD, task, Settings(rounds=3, out=folder / "run"), policy, exchange=Exchange(poll=0.001))
+    return serve_run(
+        grid, Run.of(METHOD, task, Settings(rounds=3, out=folder / "run"), policy), exchange=Exchange(poll=0.001)
+    )
 
 
 def branches(result):

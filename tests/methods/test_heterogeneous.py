@@ -20,6 +20,7 @@ from fewbytes.methods.parts.heterogeneous import ClassVectors, Own, class_distan
 from fewbytes.models.blocks import head_of
 from fewbytes.models.build import ModelBuilder
 from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 from fewbytes.wire import counted, unpack
 
@@ -342,7 +343,7 @@ def test_a_client_that_does_not_answer_is_left_out(name, tmp_path):
     grid = MemoryGrid(client_app(CASES[name], task, tmp_path), 4, fault)
     policy = fb.Policy(round_timeout=0.2, connect_timeout=0.2)
     result = serve_run(
-        grid, CASES[name], task, Settings(rounds=2, out=tmp_path / "run"), policy, exchange=Exchange(poll=0.001)
+        grid, Run.of(CASES[name], task, Settings(rounds=2, out=tmp_path / "run"), policy), exchange=Exchange(poll=0.001)
     )
     assert result.summary["status"] == "done"
     assert result.summary["left_out"] > 0
@@ -364,7 +365,7 @@ def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
             grid.present = [0, 1, 2, 3]
 
     settings, policy = Settings(rounds=2, out=tmp_path / "run", watcher=Late()), fb.Policy(connect_timeout=0.2)
-    serve_run(grid, CASES["fedgen"], task, settings, policy, exchange=Exchange(poll=0.001))
+    serve_run(grid, Run.of(CASES["fedgen"], task, settings, policy), exchange=Exchange(poll=0.001))
     server = unpack(fedgen.GeneratorAndHead, read_checkpoint(tmp_path / "run").server)
     assert server.counts.sum() == sum(len(client.train) for client in task.data.clients)
 

@@ -49,6 +49,7 @@ from fewbytes.methods.parts.secure import SecureAggregation
 from fewbytes.methods.parts.summable import tensors_of
 from fewbytes.methods.parts.summable import words_of as all_words
 from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.run import Run
 from fewbytes.wire import unpack
 
 FEDAVG = fb.FedAvg(**LOCAL)
@@ -271,7 +272,7 @@ def test_on_flower_it_is_the_same_also_where_a_client_says_nothing(stage, tmp_pa
 
     grid = MemoryGrid(client_app(method, task, tmp_path), 5, fault)
     how, policy = Settings(rounds=2, out=tmp_path / "run"), fb.Policy(round_timeout=0.4, connect_timeout=0.5)
-    result = serve_run(grid, method, task, how, policy, exchange=Exchange(poll=0.001))
+    result = serve_run(grid, Run.of(method, task, how, policy), exchange=Exchange(poll=0.001))
     assert result.summary["status"] == "done"
     silent = {3} if stage in ("advertise_keys", "deal_shares") else set()
     late = {3} if stage == "train" else set()
@@ -634,7 +635,7 @@ def test_a_server_that_has_a_node_deal_hide_or_reveal_again_from_an_older_state_
 
     grid = MemoryGrid(client_app(method, task, tmp_path), 5, fault)
     how, policy = Settings(rounds=1, out=tmp_path / "run"), fb.Policy(round_timeout=2, connect_timeout=2)
-    serve_run(grid, method, task, how, policy, exchange=How(poll=0.001))
+    serve_run(grid, Run.of(method, task, how, policy), exchange=How(poll=0.001))
     assert refused.keys() == {"deal_shares", "train", "confirm", "reveal_shares"}
     assert set(refused.values()) == {"the client has gone on from the state that this order is for"}
 

@@ -20,6 +20,7 @@ from fewbytes.models.blocks import cut, features_of, head_of
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.normalisation import Normalisation
 from fewbytes.running.checkpoint import fingerprint
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Watcher
 
 HOW = Normalisation((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
@@ -80,7 +81,12 @@ def test_a_run_keeps_the_figures_with_its_model(method, tmp_path):
     experiment = make_experiment(settings(method=method, normalise="data", parameters={"epochs": 1, "batch": 20}))
     task = experiment.task()
     result = run_with(
-        experiment.made(), task, experiment.run_settings(task, tmp_path / "run", False, Watcher()), experiment.policy
+        Run.of(
+            experiment.made(),
+            task,
+            experiment.run_settings(task, tmp_path / "run", False, Watcher()),
+            experiment.policy,
+        )
     )
     kept = read_experiment(tmp_path / "run" / "config.toml")["normalise"]
     assert kept == result.summary["normalise"]

@@ -29,6 +29,7 @@ from fewbytes.data.named import NamedTensors
 from fewbytes.data.text import token_ids
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Watcher
 
 of_text = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
@@ -55,7 +56,9 @@ def run(tmp_path_factory) -> tuple[Path, fb.Task]:
     )  # fmt: skip
     task = experiment.task()
     run_with(
-        experiment.made(), task, experiment.run_settings(task, folder / "run", False, Watcher()), experiment.policy
+        Run.of(
+            experiment.made(), task, experiment.run_settings(task, folder / "run", False, Watcher()), experiment.policy
+        )
     )
     done = fewbytes("export", folder / "run", env={"FEWBYTES_CACHE": str(folder / "cache")})
     assert done.returncode == 0, done.stderr
@@ -127,7 +130,9 @@ def trained(folder: Path, **settings: Any) -> tuple[Path, fb.Task]:
     experiment = make_experiment({"method": "fedavg", "clients": 2, "partition": "iid", "rounds": 2} | settings)
     task = experiment.task()
     run_with(
-        experiment.made(), task, experiment.run_settings(task, folder / "run", False, Watcher()), experiment.policy
+        Run.of(
+            experiment.made(), task, experiment.run_settings(task, folder / "run", False, Watcher()), experiment.policy
+        )
     )
     return folder / "run", task
 

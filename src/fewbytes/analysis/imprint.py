@@ -39,6 +39,7 @@ from fewbytes.methods.parts.secure import SecureAggregation
 from fewbytes.models.pretrained import Pretrained
 from fewbytes.report.leaks import RECOGNISED
 from fewbytes.report.table import figures_table
+from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher
 
 Progress = Callable[[int, int, str], None]
@@ -136,7 +137,7 @@ def changed(experiment: Experiment, method: Method, task: Task, first: State, cl
         experiment.run, rounds=1, dp=None, aggregate=Rule(), budget=None, stop_when=None, speeds=None, engine="local",
         workers=1, save_models=False, watcher=Quiet(),
     )  # fmt: skip
-    result = run_with(method.changed(fraction=1.0), method.adapted(task), settings, policy)
+    result = run_with(Run.of(method.changed(fraction=1.0), task, settings, policy))
     if result.global_model is None:
         raise UserError(f"{method.method_name} has no global model, whose change could be read")
     return {name: value - first[name] for name, value in state_of(result.global_model).items()}

@@ -43,6 +43,7 @@ from fewbytes.models.files import load_model
 from fewbytes.report.leaks import poison_words
 from fewbytes.report.records import Poison
 from fewbytes.report.table import figures_table, megabytes, percent
+from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher
 from fewbytes.wire import Dense, Masked
 
@@ -227,7 +228,7 @@ def _repeated(
         save_models=True, evaluate_every=experiment.run.rounds, watcher=watcher, about=experiment.about(task),
     )  # fmt: skip
     try:
-        result = run_with(liar, task, settings, experiment.policy)
+        result = run_with(Run.of(liar, task, settings, experiment.policy))
     except TooFewReplies:  # nobody's numbers are finite any more
         return {"accuracy": None, "success": None, "uplink_bytes": None, "refused": 0}
     refused = sum(each["client"] not in honest for row in result.rounds for each in row.get("left_out", ()))

@@ -49,6 +49,11 @@ def text_of(kind: Any) -> Text | None:
     return Text(f"as {kind.__name__} reads it", lambda given: kind.read(str(given)), str, kinds=str | int | float)
 
 
+def in_file(value: Any) -> Any:
+    """A setting's value as files have it."""
+    return str(value) if _reads(type(value)) else value
+
+
 def _reads(kind: Any) -> bool:
     return isinstance(kind, type) and hasattr(kind, "read")
 
@@ -156,7 +161,7 @@ class Group:
 
     def written(self) -> dict[str, Any]:
         """By key, as files have them, every setting that has a value, but for brief ones at their default."""
-        return {key: str(value) if _reads(type(value)) else value for key, value in self._named().items()}
+        return {key: in_file(value) for key, value in self._named().items()}
 
     def in_text(self) -> dict[str, Any]:
         """As `written`, where only plain values, and tables of them, can stand."""

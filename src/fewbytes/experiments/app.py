@@ -32,6 +32,7 @@ from fewbytes.flower.children import this_process
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
+from fewbytes.running.run import Run
 from fewbytes.running.settings import ROUNDING, Settings
 from fewbytes.running.watcher import Watcher
 
@@ -119,10 +120,8 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         try:
             experiment = make_experiment(settings)
             method, task = experiment.made(), experiment.task(here=())
-            serve(
-                method, task, experiment.run_settings(task, folder, resume, events, from_round),
-                experiment.policy, names.split(",") if names else (),
-            )  # fmt: skip
+            asked = experiment.run_settings(task, folder, resume, events, from_round)
+            serve(Run.of(method, task, asked, experiment.policy), names.split(",") if names else ())
             page = write_report(read_runs([folder]), folder / "report.html")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -12,6 +12,7 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock, make_durable, make_folder
+from fewbytes.base.settings import in_file
 from fewbytes.core.problem import Id, Task
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.groups import DECLARED
@@ -22,8 +23,7 @@ from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
-from fewbytes.running.promises.privacy import promised
-from fewbytes.running.rounding import check_rounding
+from fewbytes.running.run import Run
 from fewbytes.running.settings import ROUNDING
 from fewbytes.running.watcher import Watcher, together
 
@@ -57,13 +57,7 @@ class PreparedRun:
 
     def check(self) -> None:
         """Raises UserError for what a run cannot begin with, before anybody hears of it."""
-        method, rule = self.method, self.experiment.run.aggregate
-        rule.check(method.method_name, method.promises.aggregates, len(self.task.problem.clients))
-        check_rounding(method, self.experiment.run)
-        self.experiment.policy.check(len(self.task.problem.clients))
-        self.experiment.run.clock(len(self.task.problem.clients), self.experiment.run.engine != "local")
-        promised(method, self.task, self.experiment.run, self.experiment.policy)
-        method.server(method.adapted(self.task).problem.on_cpu())
+        Run.of(self.method, self.task, self.experiment.run, self.experiment.policy)
 
     def execute(
         self,
@@ -78,16 +72,14 @@ class PreparedRun:
 
         `resume`, `from_round`: as in `Settings`.
         """
-        e = self.experiment
-        if not resume:
-            self.check()
-        notes = self.notes
-        method = self.method
-        with display or Display(method.method_name, folder, e.resuming("run"), method.promises.headline) as display:
+        e, method = self.experiment, self.method
+        display = display or Display(method.method_name, folder, e.resuming("run"), method.promises.headline)
+        settings = e.run_settings(self.task, folder, resume, together([display, *watchers]), from_round)
+        run, notes = Run.of(method, self.task, settings, e.policy), self.notes
+        with display:
             for text in notes:
                 display.note(text)
-            settings = e.run_settings(self.task, folder, resume, together([display, *watchers]), from_round)
-            result = run_with(self.method, self.task, settings, e.policy)
+            result = run_with(run)
         if page:
             write_report(read_runs([folder]), folder / "report.html")
         return result.summary
@@ -177,7 +169,7 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
     new["method"] = given.get("method", made["method"])
     free = {key for key in given if key in DECLARED and DECLARED[key].about.resumable}
     for key in given.keys() - free:
-        default: Any = DECLARED[key].default if key in DECLARED else None
+        default: Any = in_file(DECLARED[key].default) if key in DECLARED else None
         was, now = made.get(key, default), new.get(key, default)
         if was != now and key == "parameters":
             key = next(each for each in was if was[each] != now[each])

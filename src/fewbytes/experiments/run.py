@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.errors import UserError, named
+from fewbytes.base.errors import UserError
 from fewbytes.base.extras import needs
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
@@ -14,6 +14,7 @@ from fewbytes.engines.local import LocalEngine
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.drive import drive
 from fewbytes.running.result import Result
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
 
@@ -46,44 +47,36 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     Raises UserError for a setting that cannot be and a folder that cannot be used, MethodError when a handler fails,
     TooFewReplies by the `policy`; a KeyboardInterrupt leaves the folder ready to be resumed.
     """
-    return run_with(method, task, Settings.of(settings, option_of(method)), policy or Policy())
+    return run_with(Run.of(method, task, Settings.of(settings, option_of(method)), policy))
 
 
-def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:
-    """`run` for settings that are made already."""
-    if not isinstance(method, Method):
-        raise UserError(f"a method is an object like FedAvg(), not {named(method)}")
-    if not isinstance(task, Task):
-        raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
-    if not isinstance(policy, Policy):
-        raise UserError(f"a policy is made by fb.Policy(…), not {named(policy)}")
-    policy.check(len(task.problem.clients))
-    speeds = settings.clock(len(task.problem.clients), settings.engine != "local")
-    task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
+def run_with(run: Run) -> Result:
+    """`run` of what is made already."""
+    settings = run.settings
     if settings.engine == "flower-simulation":
         needs("Flower's simulation", "simulation", "flwr", "ray")
         from fewbytes.flower.simulation import simulate
 
-        return simulate(method, task, settings, policy)
+        return simulate(run)
     if settings.engine != "local":
         raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
 
-    def connect(folder: Path, checkpoint: Checkpoint | None) -> LocalEngine:
-        frames = folder / "frames" if settings.keep_frames else None
-        resumed = None if checkpoint is None else checkpoint.resumed()
-        store = folder / "checkpoint" / "clients"
-        return LocalEngine(
-            method,
-            task,
-            store,
-            settings.workers,
-            policy,
-            settings.coded,
-            frames,
-            resumed,
-            speeds,
-            settings.uplink(),
-            settings.downlink(),
-        )
+    return drive(run, lambda folder, checkpoint: _workers(run, folder, checkpoint))
 
-    return drive(method, task, settings, connect)
+
+def _workers(run: Run, folder: Path, checkpoint: Checkpoint | None) -> LocalEngine:
+    """The engine of this machine for a run in a folder, from its checkpoint if it goes on from one."""
+    settings = run.settings
+    return LocalEngine(
+        run.method,
+        run.task,
+        folder / "checkpoint" / "clients",
+        settings.workers,
+        run.policy,
+        settings.coded,
+        folder / "frames" if settings.keep_frames else None,
+        None if checkpoint is None else checkpoint.resumed(),
+        settings.speeds,
+        settings.uplink(),
+        settings.downlink(),
+    )

@@ -38,8 +38,8 @@ from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import DIFFERENT, TELL, Allows, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.drive import drive
-from fewbytes.running.promises.privacy import promised
 from fewbytes.running.result import Result
+from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
 FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
@@ -296,29 +296,19 @@ def serve(
     `fewbytes.running.settings.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
     """
     made = Settings.of({"out": out, **settings}, option_of(method))
-    return serve_run(grid, method, task, made, policy or Policy(), names)
+    return serve_run(grid, Run.of(method, task, made, policy), names)
 
 
-def serve_run(
-    grid: Grid,
-    method: Method,
-    task: Task,
-    settings: Settings,
-    policy: Policy,
-    names: Sequence[str] = (),
-    exchange: Exchange | None = None,
-) -> Result:
-    """`serve` for settings that are made already; `exchange`: how messages are handed over."""
-    task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
-    policy.check(len(task.problem.clients))
-    settings.clock(len(task.problem.clients), on_flower=True)
-    promised(method, task, settings, policy)
+def serve_run(grid: Grid, run: Run, names: Sequence[str] = (), exchange: Exchange | None = None) -> Result:
+    """`serve` of what is made already; `exchange`: how messages are handed over."""
+    run.settings.check_on_flower()
     how = exchange or Exchange()
 
     def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerEngine:
-        placed = replace(settings, out=folder)
+        placed = replace(run.settings, out=folder)
         return FlowerEngine(
-            grid, method, task, placed, policy, names, how, None if checkpoint is None else checkpoint.resumed()
-        )
+            grid, run.method, run.task, placed, run.policy, names, how,
+            None if checkpoint is None else checkpoint.resumed(),
+        )  # fmt: skip
 
-    return drive(method, task, settings, connect)
+    return drive(run, connect)

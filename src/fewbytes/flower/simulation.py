@@ -15,9 +15,6 @@ from typing import Any
 from fewbytes.base.cores import available_cores
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import ScratchFolder
-from fewbytes.core.method import Method
-from fewbytes.core.policy import Policy
-from fewbytes.core.problem import Task
 from fewbytes.engines.frames import FrameFolder, shared_memory
 from fewbytes.flower.actors import lasting_pool
 from fewbytes.flower.apps import make_server_app, simulated_client_app
@@ -25,15 +22,16 @@ from fewbytes.flower.cluster import connect, start_keeper
 from fewbytes.flower.compat import LOGGER
 from fewbytes.flower.network import Exchange
 from fewbytes.running.result import Result
-from fewbytes.running.settings import Settings
+from fewbytes.running.run import Run
 from fewbytes.running.signals import terminating
 
 AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher looks every 0.1 s, and looks at each
 
 
-def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:
+def simulate(run: Run) -> Result:
     """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent, or
-    there is no cluster at `settings.ray_address`."""
+    there is no cluster at the settings' `ray_address`."""
+    settings, clients = run.settings, len(run.task.problem.clients)
     if importlib.util.find_spec("ray") is None:
         raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -43,11 +41,11 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     logging.getLogger(LOGGER).setLevel(logging.ERROR)
     address = None if settings.ray_address == "local" else settings.ray_address
     cores = available_cores() if address is None else connect(address)
-    count = min(settings.workers or cores, len(task.problem.clients))
+    count = min(settings.workers or cores, clients)
     lasting_pool(count)
     scratch = ScratchFolder("run") if settings.out is None else None
     folder = Path(settings.out or "") if scratch is None else scratch.path / "run"
-    settings = replace(settings, out=folder)
+    placed = replace(run, settings=replace(settings, out=folder))
     frames = ScratchFolder("exchange", shared_memory())
     frame_folder = FrameFolder(frames.path)
     stop, ended = threading.Event(), threading.Event()
@@ -57,7 +55,7 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     def main(serve: Callable[..., Result], _: Mapping[str, Any]) -> None:
         try:
             exchange = Exchange(poll=0.01, ahead=AHEAD * count, frame_folder=frame_folder, stop=stop)
-            outcome.append(serve(method, task, settings, policy, exchange=exchange))
+            outcome.append(serve(placed, exchange=exchange))
         except BaseException as error:  # raised by the thread that waits
             outcome.append(error)
         finally:
@@ -69,8 +67,8 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     }
     with terminating(stop):  # an interrupt inside Flower would shut Ray down while its threads use it: a crash
         try:
-            client = simulated_client_app(method, task, folder.absolute().parent, frame_folder, home)
-            run_simulation(make_server_app(main), client, len(task.problem.clients), backend_config=backend)
+            client = simulated_client_app(run.method, run.task, folder.absolute().parent, frame_folder, home)
+            run_simulation(make_server_app(main), client, clients, backend_config=backend)
         except KeyboardInterrupt:  # the second
             ended.wait(30)
         finally:

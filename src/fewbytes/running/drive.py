@@ -11,9 +11,6 @@ from typing import Any
 
 from fewbytes.base.files import ScratchFolder
 from fewbytes.core.devices import open_device
-from fewbytes.core.method import Method, check_state
-from fewbytes.core.problem import Task
-from fewbytes.core.trial import check_models, try_models
 from fewbytes.engines.base import Engine
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import Checkpoint
@@ -21,20 +18,19 @@ from fewbytes.running.folder import held
 from fewbytes.running.loop import Loop
 from fewbytes.running.promises.every import promises_of
 from fewbytes.running.result import Result
-from fewbytes.running.settings import Settings
+from fewbytes.running.run import Run
 
 Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Engine]]
 """Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
 
 
-def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> Result:
+def drive(run: Run, connect: Connect) -> Result:
     """Run the loop over an engine's network. Errors as in `fewbytes.run`."""
-    method.handlers()  # raises for one that is no handler
-    if settings.out is not None:
-        return _drive(method, task, settings, Path(settings.out), connect)
+    if run.settings.out is not None:
+        return _drive(run, Path(run.settings.out), connect)
     scratch = ScratchFolder("run")
     try:
-        result = _drive(method, task, replace(settings, durable=False), scratch.path, connect)
+        result = _drive(replace(run, settings=replace(run.settings, durable=False)), scratch.path, connect)
     except BaseException:
         scratch.close()
         raise
@@ -42,15 +38,11 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
     return result
 
 
-def _drive(method: Method, task: Task, settings: Settings, folder: Path, connect: Connect) -> Result:
-    loop = Loop(method, task, settings, folder, promises_of(method, task, settings, folder))
-    if not settings.resume:
-        # what cannot be is refused before anything is written, here and by the next lines
-        check_models(method, task)
-        check_state(method, "server", method.server(task.problem.on_cpu()))
-        method.state_class("client")
-        for note in try_models(task):
-            settings.watcher.note(note)
+def _drive(run: Run, folder: Path, connect: Connect) -> Result:
+    method, task, settings = run.method, run.task, run.settings
+    loop = Loop(method, task, settings, folder, promises_of(run, folder))
+    for note in run.notes:
+        settings.watcher.note(note)
     with held(folder):
         checkpoint = loop.begin()
         with connect(folder, checkpoint) as engine:

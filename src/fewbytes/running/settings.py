@@ -121,14 +121,10 @@ class Settings(Group):
         """How much is kept of the values that the server sends."""
         return Rate(self.downlink_bits or 0.0)
 
-    def clock(self, clients: int, on_flower: bool) -> Speeds | None:
-        """How long so many clients take, if that is simulated. Raises UserError for speeds of others, and on Flower."""
-        if self.speeds is None:
-            return None
-        if on_flower:
+    def check_on_flower(self) -> None:
+        """Raises UserError for what cannot be where clients are Flower's nodes."""
+        if self.speeds is not None:
             raise UserError("speeds are simulated, and clients on Flower have their own: leave speeds out")
-        self.speeds.check(clients)
-        return self.speeds
 
     @classmethod
     def of(cls, values: Mapping[str, Any], belongs: Callable[[str, Any], str] = lambda name, value: "") -> Self:

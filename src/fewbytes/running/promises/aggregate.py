@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fewbytes.core.method import Method
 from fewbytes.core.rules import Rule
 from fewbytes.engines.base import Engine
 from fewbytes.running.promises.promise import Promise
 
 
 class Aggregate(Promise):
-    """What the server takes in place of the mean of so many `clients`. Raises UserError for a rule that the method does
-    not take."""
+    """What the server takes in place of the mean."""
 
-    def __init__(self, rule: Rule, method: Method, clients: int) -> None:
-        rule.check(method.method_name, method.promises.aggregates, clients)
+    def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self.terms = f", aggregate {rule}"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fewbytes.core.method import Method
-from fewbytes.core.problem import Task
 from fewbytes.core.rules import Rule
 from fewbytes.running.promises.aggregate import Aggregate
 from fewbytes.running.promises.alarms import Alarms
@@ -15,29 +13,27 @@ from fewbytes.running.promises.headline import Headline
 from fewbytes.running.promises.joiners import Joiners
 from fewbytes.running.promises.measured import Measured
 from fewbytes.running.promises.notes import Notes
-from fewbytes.running.promises.privacy import Spending, promised
+from fewbytes.running.promises.privacy import Spending
 from fewbytes.running.promises.promise import Promise
 from fewbytes.running.promises.stop import Stop
 from fewbytes.running.promises.times import Simulated, Times
-from fewbytes.running.rounding import check_rounding
-from fewbytes.running.settings import Settings
+from fewbytes.running.run import Run
 
 
-def promises_of(method: Method, task: Task, settings: Settings, folder: Path) -> list[Promise]:
-    """What a run of these settings promises. Raises UserError for what cannot be promised."""
-    problem, rounds, ends = task.problem, method.planned_rounds(settings.rounds), not method.own_rounds
+def promises_of(run: Run, folder: Path) -> list[Promise]:
+    """What a run promises."""
+    method, problem, settings = run.method, run.task.problem, run.settings
     promises: list[Promise] = [Measured()]
     if settings.budget is not None:
-        promises.append(Budget(settings.budget, ends))
+        promises.append(Budget(settings.budget, ends=not method.own_rounds))
     if settings.stop_when is not None:
-        promises.append(Stop(settings.stop_when, problem.objective.metrics, method.promises.headline, ends))
+        metrics, headline = problem.objective.metrics, method.promises.headline
+        promises.append(Stop(settings.stop_when, metrics, headline, ends=not method.own_rounds))
     if settings.aggregate != Rule():
-        promises.append(Aggregate(settings.aggregate, method, len(problem.clients)))
-    check_rounding(method, settings)
+        promises.append(Aggregate(settings.aggregate))
     if settings.speeds is not None:
         promises.append(Simulated(settings.speeds))
-    spending = promised(method, task, settings)
-    promises += [NotFinite(problem.objective), Alarms(), Joiners(method, problem, rounds, settings.watcher), Notes()]
-    if spending is not None:
-        promises.append(Spending(spending, rounds, problem.seed, folder))
+    promises += [NotFinite(problem.objective), Alarms(), Joiners(method, settings.watcher), Notes()]
+    if settings.dp is not None:
+        promises.append(Spending(settings.dp, run.rounds, problem.seed, folder))
     return [*promises, Times(settings.speeds is not None), Headline(method)]

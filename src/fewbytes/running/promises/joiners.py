@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.errors import FewbytesError
 from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Refused
@@ -17,12 +17,9 @@ from fewbytes.running.watcher import Watcher
 
 
 class Joiners(Promise):
-    """Serves clients that the run did not know. Raises UserError if a round of so many has no clients."""
+    """Serves clients that the run did not know."""
 
-    def __init__(self, method: Method, problem: Problem, rounds: int, watcher: Watcher) -> None:
-        for t in () if problem.stays else range(1, rounds + 1):
-            if not problem.clients_in(t):
-                raise UserError(f"no client is there in round {t} of {rounds}: change the rounds, or who is there")
+    def __init__(self, method: Method, watcher: Watcher) -> None:
         self._method, self._watcher = method, watcher
         self._refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
         self._missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins

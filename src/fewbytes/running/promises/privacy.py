@@ -8,15 +8,10 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
-from fewbytes.core.method import Method
-from fewbytes.core.policy import Policy
-from fewbytes.core.privacy import ClientPrivacy, accounting, check_models
-from fewbytes.core.problem import Task
+from fewbytes.core.privacy import ClientPrivacy
 from fewbytes.core.promise import Privacy
-from fewbytes.core.rules import Rule
 from fewbytes.engines.base import Engine
 from fewbytes.running.promises.promise import Phase, Promise, Row
-from fewbytes.running.settings import Settings
 
 
 class Spending(Promise):
@@ -79,21 +74,3 @@ class Spending(Promise):
         """What was promised, and what is spent."""
         told = {"dp": str(self.promise), "epsilon_spent": self.epsilon}
         return told | ({} if self.privacy is None else {"noise_multiplier": self.privacy.multiplier})
-
-
-def promised(method: Method, task: Task, settings: Settings, policy: Policy | None = None) -> Privacy | None:
-    """What the run promises, if anything. Raises UserError for what cannot be promised here."""
-    if settings.dp is None:
-        return None
-    promise = settings.dp
-    accounting()
-    promise.check(method.method_name, method.promises.protects)
-    check_models(map(task.problem.model, task.problem.architectures()))
-    method.promising(task, promise, settings.rounds)
-    if settings.aggregate != Rule():
-        raise UserError(f"dp is of a mean of clients' updates, and aggregate is {settings.aggregate}: leave one out")
-    if policy is not None and policy.over_selection:
-        raise UserError(
-            "dp: who takes the place of a client that is late would be in the mean: leave over_selection out"
-        )
-    return promise

@@ -11,13 +11,11 @@ from fewbytes.running.stopping import StopWhen
 
 
 class Stop(Limit):
-    """Ends a run by its scores. `headline`: the kind that the method's paper reports. Raises UserError for a condition
-    that can never hold."""
+    """Ends a run by its scores. `headline`: the kind that the method's paper reports."""
 
     name = "stop_when"
 
     def __init__(self, when: StopWhen, metrics: Sequence[Metric], headline: str, ends: bool) -> None:
-        when.check(metrics)
         self._when, self._metrics, self._headline = when, metrics, headline
         self.terms = f", stop_when {when}"
         self.known = "scored" if ends else "never"

@@ -1,0 +1,91 @@
+"""What is run, as every engine takes it: made once, and checked before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from fewbytes.base.errors import UserError, named
+from fewbytes.core.method import Method, check_state
+from fewbytes.core.policy import Policy
+from fewbytes.core.privacy import accounting, check_models
+from fewbytes.core.problem import Task
+from fewbytes.core.rules import Rule
+from fewbytes.core.trial import check_models as check_first_models
+from fewbytes.core.trial import try_models
+from fewbytes.running.rounding import check_rounding
+from fewbytes.running.settings import Settings
+
+
+@dataclass(frozen=True)
+class Run:
+    """A method on a task, by settings and a policy. `of` makes it, and checks all of them.
+
+    `task`: with the models that the method trains, and what clients promise their samples. `notes`: for people, what
+    was found as the first models were tried.
+    """
+
+    method: Method
+    task: Task
+    settings: Settings
+    policy: Policy
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, method: Method, task: Task, settings: Settings, policy: Policy | None = None) -> Self:
+        """The run, whose models are tried unless it is resumed. Raises UserError, or MethodError, for what cannot be
+        run."""
+        policy = Policy() if policy is None else policy
+        if not isinstance(method, Method):
+            raise UserError(f"a method is an object like FedAvg(), not {named(method)}")
+        if not isinstance(task, Task):
+            raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
+        if not isinstance(policy, Policy):
+            raise UserError(f"a policy is made by fb.Policy(…), not {named(policy)}")
+        policy.check(len(task.problem.clients))
+        task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
+        method.handlers()  # raises for one that is no handler
+        made = cls(method, task, settings, policy)
+        made._check_settings()
+        made._check_promise()
+        return made if settings.resume else replace(made, notes=made._tried())
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are planned."""
+        return self.method.planned_rounds(self.settings.rounds)
+
+    def _check_settings(self) -> None:
+        settings, name, clients = self.settings, self.method.method_name, len(self.task.problem.clients)
+        if settings.speeds is not None:
+            settings.speeds.check(clients)
+        if settings.engine != "local":
+            settings.check_on_flower()
+        if settings.stop_when is not None:
+            settings.stop_when.check(self.task.problem.objective.metrics)
+        settings.aggregate.check(name, self.method.promises.aggregates, clients)
+        check_rounding(self.method, settings)
+        for t in () if self.task.problem.stays else range(1, self.rounds + 1):
+            if not self.task.problem.clients_in(t):
+                raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
+
+    def _check_promise(self) -> None:
+        promise, rule = self.settings.dp, self.settings.aggregate
+        if promise is None:
+            return
+        accounting()
+        promise.check(self.method.method_name, self.method.promises.protects)
+        check_models(map(self.task.problem.model, self.task.problem.architectures()))
+        if rule != Rule():
+            raise UserError(f"dp is of a mean of clients' updates, and aggregate is {rule}: leave one out")
+        if self.policy.over_selection:
+            raise UserError(
+                "dp: who takes the place of a client that is late would be in the mean: leave over_selection out"
+            )
+
+    def _tried(self) -> tuple[str, ...]:
+        """What people should know of the first models. Raises UserError for those that cannot be trained."""
+        check_first_models(self.method, self.task)
+        check_state(self.method, "server", self.method.server(self.task.problem.on_cpu()))
+        self.method.state_class("client")
+        return tuple(try_models(self.task))
