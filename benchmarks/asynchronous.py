@@ -20,6 +20,7 @@ from rich.console import Console
 import fewbytes as fb
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.report.table import figures_table
 from fewbytes.running.run import Run
 
@@ -60,7 +61,7 @@ def curve(method: str, parameters: dict, spread: float, seconds: float, seed: in
             "speeds": f"{spread:g}x", "parameters": LOCAL | parameters,
         }
     )  # fmt: skip
-    watcher, task = Enough(seconds), experiment.task()
+    watcher, task = Enough(seconds), find(experiment).task
     how = replace(experiment.run, workers=1, save_models=False, watcher=watcher)
     with suppress(KeyboardInterrupt):
         run_with(Run.of(experiment.made(), task, how, experiment.policy))

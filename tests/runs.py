@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 import fewbytes as fb
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
-from fewbytes.running.run import Run as Asked
 
 ROUNDS = 4
 PATIENCE = 600
@@ -77,10 +77,8 @@ def lines(folder: Path, pattern: str = "*/rounds.jsonl") -> int:
 
 def configured(folder: Path, method: str, **settings) -> Path:
     """A run folder as the command line makes it of these settings."""
-    experiment = make_experiment({"method": method, **settings})
-    task = experiment.task()
-    how = replace(experiment.run, out=folder, workers=1, config=experiment.toml(), about=experiment.about(task))
-    run_with(Asked.of(experiment.made(), task, how, experiment.policy))
+    experiment = make_experiment({"method": method, "workers": 1, **settings})
+    run_with(find(experiment).run(folder, False, fb.Watcher()))
     return folder
 
 

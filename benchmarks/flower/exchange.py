@@ -33,6 +33,7 @@ import fewbytes as fb
 from fewbytes.base.units import parse_rate
 from fewbytes.experiments.deploy import KINDS, Deployment, places
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.flower.certificates import write_certificates
 
 
@@ -94,7 +95,7 @@ def deployed(mb: int, rounds: int, kind: str, rate: float | None) -> Seconds:
 
 def here(mb: int, rounds: int) -> Seconds:
     experiment = make_experiment(settings(mb, rounds))
-    seen, task = Seconds(), experiment.task()
+    seen, task = Seconds(), find(experiment).task
     with tempfile.TemporaryDirectory() as folder:
         fb.run(
             experiment.made(), task, rounds=rounds, out=folder, workers=1, coded=False, evaluate_every=10**6,

@@ -22,6 +22,7 @@ from proxy import Faults
 from fewbytes.base.units import parse_rate
 from fewbytes.experiments.plan import EXCHANGE_SECONDS, make_plan
 from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.experiments.tasks import find
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
             "parameters": own,
         }  # fmt: skip
         experiment = make_experiment(settings)
-        task = experiment.task()
+        task = find(experiment).task
         plan = make_plan(make_method(name, own), task, o.rounds, up, down, EXCHANGE_SECONDS)
         with tempfile.TemporaryDirectory() as folder:
             seen = deploy(make_experiment(settings), Path(folder), Faults(up), Faults(down))

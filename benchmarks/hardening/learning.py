@@ -26,6 +26,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.trust import drift as drift_of
 from fewbytes.experiments.settings import experiment_of
+from fewbytes.experiments.tasks import find
 from fewbytes.models.files import load_model
 from fewbytes.report.leaks import CONTROL_AUC, bears, succeeds
 from fewbytes.report.records import Poison
@@ -125,7 +126,7 @@ def imprinted(_: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         run = configured(Path(name), "fedavg", **terms, parameters={"batch": 14, "epochs": 1, "lr": 0.1})
         result = imprint(run)
-        task = experiment_of(run).task()
+        task = find(experiment_of(run)).task
         adapted = drift_of(task.problem, 0, hidden(task, made_for_it(task)[0]))
         longer = terms | {"rounds": 20, "samples": "100/20"}
         honestly = {"batch": 14, "epochs": 1, "lr": 0.1}

@@ -30,8 +30,10 @@ from fewbytes.analysis.poisoning import figures, poisoned
 from fewbytes.analysis.settings import Poisoning
 from fewbytes.base.errors import FewbytesError
 from fewbytes.core.admission import entries_of
+from fewbytes.core.rules import Rule
 from fewbytes.experiments.run import run_with
-from fewbytes.experiments.settings import Experiment, make_experiment
+from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import Found, find
 from fewbytes.methods.parts.ccvr import ClassStatistics
 from fewbytes.running.run import Run
 
@@ -164,26 +166,26 @@ def changed(value: Any, how: Callable[[State], State]) -> Any:
 
 
 @functools.cache
-def experiment_of(name: str, alpha: float = 1.0, seed: int = 1) -> tuple[Experiment, fb.Task]:
+def experiment_of(name: str, alpha: float = 1.0, seed: int = 1) -> Found:
     """Digits, and the system's model."""
     system = SYSTEMS[name]
     how = {"model": system.model, "rounds": system.rounds, "parameters": {**TERMS, **system.parameters}}
     data = {"dataset": "digits", "clients": 10, "partition": "dirichlet", "alpha": alpha, "seed": seed}
-    experiment = make_experiment({"method": name, **how, **data})
-    return experiment, experiment.task()
+    return find(make_experiment({"method": name, **how, **data}))
 
 
 def run(
     name: str, kind: str = "", malicious: tuple[int, ...] = (), rule: str = "mean", alpha: float = 1.0, seed: int = 1
 ) -> dict[str, Any]:
     """What a run comes to: the honest clients' accuracy, the backdoor's success, who was named and in which round."""
-    (experiment, task), notes = experiment_of(name, alpha, seed), Notes()
+    system, notes = experiment_of(name, alpha, seed), Notes()
+    experiment, task = system.experiment, system.task
     method = lying(experiment.made(), malicious, kind) if malicious else experiment.made()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = dataclasses.replace(
-            experiment.run, out=Path(folder) / "run", workers=1, aggregate=rule, watcher=notes,
-            evaluate_every=experiment.run.rounds, about=experiment.about(task),
+            experiment.run, out=Path(folder) / "run", workers=1, aggregate=Rule.read(rule), watcher=notes,
+            evaluate_every=experiment.run.rounds, about=system.about(),
         )  # fmt: skip
         try:
             result = run_with(Run.of(method, task, settings, experiment.policy))

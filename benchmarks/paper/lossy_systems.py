@@ -17,6 +17,7 @@ from typing import Any
 import fewbytes as fb
 from fewbytes.engines.handlers import UP_BITS, UP_ERROR
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 
 METHODS = {"genefl": 15, "fedpurin": 15, "fedkgf": 20, "fusefl": 4, "fedktl": 15, "fedavg": 20}
 """Rounds by method; FuseFL has a number of its own."""
@@ -27,7 +28,7 @@ def run(name: str, seed: int, bits: float | None, workers: int | None) -> fb.Res
     experiment = make_experiment({"method": name, "seed": seed, **SETTINGS.get(name, {})})
     settings = {} if bits is None else {"uplink_bits": str(bits)}
     return fb.run(
-        experiment.made(), experiment.task(), rounds=METHODS[name], workers=workers, save_models=False, **settings
+        experiment.made(), find(experiment).task, rounds=METHODS[name], workers=workers, save_models=False, **settings
     )
 
 

@@ -35,6 +35,7 @@ from fewbytes.base.rate import Rate
 from fewbytes.base.state import State, trained_parameters
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.methods.parts.averaging import GlobalModel, Model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.wire import Layout, Lossy
@@ -106,7 +107,7 @@ def adapter() -> State:
             "method": "fedavg", "dataset": f"{folder}/texts", "model": f"hf:{folder}/backbone", "lora": "rank=8",
             "length": 128, "partition": "pathological", "clients": 6, "classes_per_client": 1, "parameters": terms,
         })  # fmt: skip
-        return update(experiment.task(), 3, **terms)
+        return update(find(experiment).task, 3, **terms)
 
 
 SOURCES: dict[str, Callable[[], State]] = {"resnet8": resnet8, "adapter": adapter}

@@ -16,6 +16,7 @@ from fewbytes.analysis.settings import Imprinting, attack_of
 from fewbytes.base.state import state_of
 from fewbytes.core.trust import check_drift, drift
 from fewbytes.experiments.settings import experiment_of
+from fewbytes.experiments.tasks import find
 from fewbytes.methods.parts.averaging import Model
 from fewbytes.running.run import Run
 
@@ -41,7 +42,7 @@ def test_images_come_back_in_clear_fewer_from_a_sum_and_the_control_succeeds(run
 
 def test_trained_honestly_a_first_layer_stays_near_and_one_made_for_it_does_not(run):
     experiment = experiment_of(run)
-    task = experiment.task()
+    task = find(experiment).task
     trained = fb.run(experiment.made(), task, rounds=15, evaluate_every=15, workers=1, save_models=False)
     first, _ = made_for_it(task)
     near, far = drift(task.problem, 0, state_of(trained.global_model)), drift(task.problem, 0, first)
@@ -67,7 +68,7 @@ def test_a_node_refuses_a_model_whose_first_layer_is_made_for_it(run, tmp_path):
     from fewbytes.running.settings import Settings
 
     experiment = experiment_of(run)
-    method, task = experiment.made(), experiment.task()
+    method, task = experiment.made(), find(experiment).task
     grid = MemoryGrid(client_app(method, task, tmp_path / "nodes"), CLIENTS)
     grid.config = {"max-drift": "0.9"}
     policy = fb.Policy(round_timeout=2, connect_timeout=2, retries=0)

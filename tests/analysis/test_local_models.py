@@ -15,6 +15,7 @@ from fewbytes.base.streams import seeded
 from fewbytes.data import Split
 from fewbytes.data.transforms import stamp_shapes
 from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.experiments.tasks import find
 from fewbytes.report import read_runs
 
 
@@ -22,11 +23,11 @@ def made(folder: Path, method: str) -> tuple[Path, fb.Task]:
     """A run on enlarged digits, whose first client is backdoored."""
     settings = {"method": method, "model": "mlp", "clients": 2, "image_size": 16, "backdoor": 1, "seed": 3}
     few = {"partition": "iid", "samples": "150/20", "parameters": {"epochs": 15, "lr": 0.05, "batch": 20}}
-    experiment = make_experiment(settings | few)
-    task = experiment.task()
+    found = find(make_experiment(settings | few))
+    experiment, task = found.experiment, found.task
     fb.run(
         make_method(method, experiment.parameters), task, rounds=1, out=folder, workers=1,
-        config=experiment.toml(), about=experiment.about(task),
+        config=experiment.toml(), about=found.about(),
     )  # fmt: skip
     return folder, task
 

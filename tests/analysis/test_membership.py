@@ -16,6 +16,7 @@ from fewbytes.analysis.membership import auc, lira, matched, membership, pools, 
 from fewbytes.analysis.settings import Inferring
 from fewbytes.core.training import outputs
 from fewbytes.experiments.settings import experiment_of
+from fewbytes.experiments.tasks import find
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.leaks import membership_words
 
@@ -101,7 +102,7 @@ def test_shadow_models_are_trained_under_the_run_s_noise_and_the_control_is_not(
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install 'fewbytes[dp]'")
     run = configured(tmp_path, "fedavg", **TERMS, dp="of=samples,epsilon=0.05,delta=1e-5,clip=1,noise=seeded")
     experiment = experiment_of(run)
-    task = experiment.task()
+    task = find(experiment).task
     both = pools(experiment.made(), task, 0, [each.train for each in task.data.clients], 1, QUICK)
     noisy, clear = (
         float((outputs(pool.learn(pool.x, pool.y, "a"), pool.x).argmax(1) == pool.y).double().mean()) for pool in both

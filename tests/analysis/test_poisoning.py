@@ -18,6 +18,7 @@ from fewbytes.analysis.settings import Poisoning
 from fewbytes.core.site import Site
 from fewbytes.data import Split
 from fewbytes.experiments.settings import experiment_of
+from fewbytes.experiments.tasks import find
 from fewbytes.methods.parts.averaging import Model
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.leaks import poison_words
@@ -32,7 +33,7 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def task(run) -> fb.Task:
-    return experiment_of(run).task()
+    return find(experiment_of(run)).task
 
 
 def sent(how: Poisoning, task: fb.Task, liar: int) -> dict[str, torch.Tensor]:

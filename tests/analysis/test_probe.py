@@ -35,6 +35,7 @@ from fewbytes.base.named import only_allowed
 from fewbytes.base.state import load_state
 from fewbytes.data import Split
 from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.experiments.tasks import find
 from fewbytes.models.blocks import cut
 from fewbytes.models.files import save_model
 from fewbytes.models.fused import fused_network, make_adaptor
@@ -55,11 +56,11 @@ def made(folder: Path, method: str, model: str, rounds: int, **parameters: Any) 
     """A run on the digits as the command line makes them."""
     settings = {"method": method, "model": model, "rounds": rounds, "clients": 2}
     few = {"partition": "iid", "samples": "300/50", "parameters": {"batch": 20, **parameters}}
-    experiment = make_experiment(settings | few)
-    task = experiment.task()
+    found = find(make_experiment(settings | few))
+    experiment, task = found.experiment, found.task
     fb.run(
         make_method(method, experiment.parameters), task, rounds=rounds, out=folder, workers=1,
-        config=experiment.toml(), about=experiment.about(task),
+        config=experiment.toml(), about=found.about(),
     )  # fmt: skip
     return folder
 
@@ -278,7 +279,7 @@ def test_training_makes_the_end_separable(resnet):
     trained = fb.load_model(resnet)
     torch.manual_seed(0)
     untrained = ResNet(18, 1, 10, width=4)
-    data = make_experiment({"method": "fedavg"}).task().data
+    data = find(make_experiment({"method": "fedavg"})).task.data
     train, test = pooled([one.train for one in data.clients], Probing(), "cpu"), data.test.load()
     how = Probing(epochs=1, linear_epochs=4, batch=20)
     accuracy = []

@@ -40,6 +40,7 @@ from fewbytes.data import (
     partition,
 )
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 
 USERS_CACHE = os.environ.get("FEWBYTES_CACHE")
 
@@ -872,10 +873,12 @@ def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
     assert load_dataset(str(tmp_path), 3).train.shape == (3, 3, 3)  # and not what was kept of the size before
     assert load_dataset("digits", 12).train.shape == (1, 12, 12)
     assert torch.equal(load_dataset("digits", 8).train.load()[0], load_dataset("digits").train.load()[0])
-    task = make_experiment(
-        {"method": "fedavg", "dataset": str(tmp_path), "image_size": 4, "clients": 1, "partition": "iid"}
-        | {"public": str(tmp_path)}
-    ).task()
+    task = find(
+        make_experiment(
+            {"method": "fedavg", "dataset": str(tmp_path), "image_size": 4, "clients": 1, "partition": "iid"}
+            | {"public": str(tmp_path)}
+        )
+    ).task
     assert task.data.public is not None
     assert task.data.clients[0].train.shape == task.data.public.shape == (3, 4, 4)
 

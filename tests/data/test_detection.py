@@ -26,6 +26,7 @@ from fewbytes.core.training import fit
 from fewbytes.data import Dataset, Partition, federate, load_dataset
 from fewbytes.data.coco import letter_boxed
 from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.experiments.tasks import find
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
 from fewbytes.models import build_model
@@ -378,12 +379,12 @@ def test_settings_that_do_not_fit_are_told(folder: Path, settings: dict[str, Any
         | settings
     )
     with pytest.raises(UserError, match=words):
-        experiment.task()
+        find(experiment)
 
 
 def test_detectors_need_boxes() -> None:
     with pytest.raises(UserError, match="colour images"):
-        make_experiment({"method": "fedavg", "model": "yolox-nano"}).task()
+        find(make_experiment({"method": "fedavg", "model": "yolox-nano"}))
 
 
 @pytest.mark.parametrize("method", ["genefl", "feddf", "ensemble", "fedproto", "feddistill", "fml"])

@@ -12,6 +12,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.data import client_folders, load_dataset
 from fewbytes.data.clients import Dataset
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 
 CASES = Path(os.environ.get("FEWBYTES_DATA", "data")).parent / "cases" / "data"
 
@@ -322,9 +323,9 @@ def test_a_site_may_hold_one_class_and_a_data_set_that_is_dealt_out_may_not(layo
     )
     settings = {"method": "fedavg", "dataset": str(tmp_path / "server"), "clients": 2}
     local = settings | {"partition": "local", "client_data": str(tmp_path / "sites")}
-    assert make_experiment(local).task().data.label_counts()["train"] == [[4, 4], [0, 4]]
+    assert find(make_experiment(local)).task.data.label_counts()["train"] == [[4, 4], [0, 4]]
     with pytest.raises(UserError, match="one class, b"):
-        make_experiment(settings | {"dataset": str(tmp_path / "sites" / "s"), "partition": "iid"}).task()
+        find(make_experiment(settings | {"dataset": str(tmp_path / "sites" / "s"), "partition": "iid"}))
 
 
 def test_links_to_nowhere_are_passed_over_and_said_and_links_out_are_refused(tmp_path):

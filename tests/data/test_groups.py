@@ -10,6 +10,7 @@ import pytest
 from fewbytes.base.errors import UserError
 from fewbytes.data import Schema, load_dataset
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 
 
 def write(path: Path, patients: int = 20, rows: int = 5, missing: bool = False) -> Path:
@@ -44,7 +45,7 @@ def test_the_setting_holds_for_what_is_dealt_out_and_for_sites(tmp_path):
     settings = {"method": "fedavg", "dataset": str(tmp_path / "server.csv"), "target": ["outcome"], "group": "patient"}
     local = {"partition": "local", "client_data": str(tmp_path / "sites"), "clients": 2}
     for how in ({"partition": "iid", "clients": 2}, local):
-        for client in make_experiment(settings | how).task().data.clients:
+        for client in find(make_experiment(settings | how)).task.data.clients:
             train, test = ({float(v) for v in s.load()[0][:, 0]} for s in (client.train, client.test))
             assert train
             assert not train & test

@@ -15,6 +15,7 @@ from fewbytes.data.clients import Dataset
 from fewbytes.data.schema import Schema
 from fewbytes.data.text import holds_text
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 
 IDS = [f"ISIC_{i:04}" for i in range(12)]
 
@@ -238,7 +239,7 @@ def test_a_run_takes_what_is_said_of_a_list(tmp_path):
     frame.to_csv(tmp_path / "x" / "list.csv", sep="^", index=False)
     said = {"target": ["dx"], "group": "lesion", "separator": "^", "missing_marks": ["?"]}
     config = {"method": "fedavg", "dataset": str(tmp_path / "x"), "partition": "iid", "clients": 1}
-    data = make_experiment(config | said).task().data
+    data = find(make_experiment(config | said)).task.data
     assert data.classes == ("a", "b")
     assert sum(len(split) for split in (data.clients[0].train, data.test)) == 8
 

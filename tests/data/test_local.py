@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -18,13 +19,13 @@ from safetensors.torch import load_file
 
 import fewbytes as fb
 from fewbytes.experiments import app
-from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.flower import apps as flower_apps
 from fewbytes.flower.network import Exchange
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.left_out import captions
-from fewbytes.running.run import Run
 
 
 class Told(fb.Watcher):
@@ -53,8 +54,8 @@ def deployed(
     """
     settings = {"method": "fedavg", "dataset": "cells", "partition": "local", "clients": 3, "rounds": 1} | given
     settings |= {"model": "mlp", "parameters": {"batch": 10}}
-    experiment, resume = make_experiment(settings), out.exists()
-    method, task = make_method("fedavg", experiment.parameters), experiment.task(here=())
+    found, resume = find(make_experiment(settings), here=()), out.exists()
+    experiment = found.experiment
     run_config = experiment.run_config()
     run_config |= {f"parameters.{key}": value for key, value in run_config.pop("parameters").items()}
     if not told:
@@ -74,10 +75,10 @@ def deployed(
                 return super().answer(message)
 
     names = [f"site-{i}" for i in range(3)]
-    asked = experiment.run_settings(task, out, resume, watcher or fb.Watcher())
     policy = fb.Policy(min_replies=all_of, round_timeout=20, connect_timeout=5)
+    run = replace(found.run(out, resume, watcher or fb.Watcher()), policy=policy)
     grid, exchange = Hosts(app.client, 3, named=True), Exchange(poll=0.001)
-    flower_apps.serve_run(grid, Run.of(method, task, asked, policy), names, exchange)
+    flower_apps.serve_run(grid, run, names, exchange)
     return out
 
 
@@ -279,7 +280,7 @@ def test_of_a_client_s_values_the_server_is_told_none(places, monkeypatch, capfd
 def test_a_config_may_name_classes_that_the_servers_test_set_lacks(places):
     images(places / "sites" / "south", "train", {"lesion": 5}, 4)
     settings = {"method": "fedavg", "dataset": "cells", "partition": "local", "client_data": str(places / "sites")}
-    data = make_experiment(settings | {"class_names": ["malignant", "lesion", "benign"]}).task().data
+    data = find(make_experiment(settings | {"class_names": ["malignant", "lesion", "benign"]})).task.data
     assert data.label_counts()["train"] == [[12, 0, 16], [36, 0, 0], [20, 4, 12]]
     assert data.test.labels.tolist() == [2] * 5 + [0] * 5
 
@@ -341,7 +342,7 @@ def test_nodes_whose_data_are_not_the_servers_are_told_of_it_where_data_are_deal
 def test_what_cannot_be_is_told_in_one_line(places, given, words):
     settings = {"method": "fedavg", "dataset": "cells", "partition": "local", "client_data": str(places / "sites")}
     with pytest.raises(fb.UserError) as error:
-        make_experiment({key: value for key, value in (settings | given).items() if value is not None}).task()
+        find(make_experiment({key: value for key, value in (settings | given).items() if value is not None}))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -8,6 +8,7 @@ import torch
 import fewbytes as fb
 from fewbytes.data import load_dataset, own_data
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 
 MODULE = """
 import torch
@@ -72,12 +73,12 @@ def settings(client_data: str, **more):
 
 
 def test_each_client_has_what_the_function_makes_for_it():
-    task = make_experiment(settings("site")).task()
+    task = find(make_experiment(settings("site"))).task
     assert task.data.label_counts()["train"] == [[4, 4, 4], [6, 6, 0], [6, 6, 0]]
     assert task.data.classes == ("0", "1", "2")
     made = fb.run(fb.FedAvg(batch=4), task, rounds=1)
     assert made.summary["left_out"] == 0
-    node = make_experiment(settings("site", class_names=["0", "1", "2"])).task(here=(1,))
+    node = find(make_experiment(settings("site", class_names=["0", "1", "2"])), here=(1,)).task
     assert [len(client.train) for client in node.data.clients] == [0, 12, 0]
     assert node.problem.agreed == task.problem.agreed
 
@@ -90,21 +91,21 @@ def test_labels_without_names_are_numbers_of_the_runs_classes():
 
 
 def test_a_data_set_that_names_its_classes_is_numbered_by_them_and_keeps_its_transforms():
-    task = make_experiment(settings("images", class_names=["malignant", "benign"])).task(here=(2,))
+    task = find(make_experiment(settings("images", class_names=["malignant", "benign"])), here=(2,)).task
     train = task.data.clients[2].train
     assert task.data.label_counts()["train"][2] == [6, 6]
     assert train.labels.tolist()[:4] == [1, 0, 1, 0]
     assert not torch.equal(train.load()[0], train.load()[0])
     with pytest.raises(fb.UserError, match=r"benign, malignant; .* a, b"):
-        make_experiment(settings("images", class_names=["a", "b"])).task(here=(2,))
+        find(make_experiment(settings("images", class_names=["a", "b"])), here=(2,))
 
 
 def test_a_function_may_give_a_whole_data_set_or_one_to_deal_out():
     assert own_data("our_hospital:ward", 0).classes == ("no", "yes")
     assert load_dataset("our_hospital:costs").learns == "numbers"
-    dealt = make_experiment(
-        {"method": "fedavg", "dataset": "our_hospital:server", "clients": 2, "partition": "iid"}
-    ).task()
+    dealt = find(
+        make_experiment({"method": "fedavg", "dataset": "our_hospital:server", "clients": 2, "partition": "iid"})
+    ).task
     assert sum(map(sum, dealt.data.label_counts()["train"])) == 12
 
 

@@ -20,6 +20,7 @@ from fewbytes.base.errors import Slip
 from fewbytes.data import Partition, Schema, federate, load_dataset, table
 from fewbytes.data.tables import read_table
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 
 PATIENTS = {
     "age": [30, 50, 70, 50],
@@ -258,7 +259,7 @@ def test_a_column_in_other_units_is_warned_of(wards):
     rows = {"age": [50_000.0, 61_000.0], "sex": ["m", "f"], "smoker": [True, False], "target": ["ill", "well"]}
     write(wards / "sites" / "west.csv", rows)
     with pytest.warns(Slip, match=r"west.csv: .*'age' .*units"):
-        make_experiment(settings(wards)).task()
+        find(make_experiment(settings(wards)))
 
 
 def test_a_remedy_suits_what_is_wrong(tmp_path):
@@ -275,14 +276,14 @@ def settings(wards: Path, **more):
 
 
 def test_what_the_servers_columns_mean_holds_at_every_site(wards):
-    experiment = make_experiment(settings(wards))
-    task = experiment.task()
+    found = find(make_experiment(settings(wards)))
+    task = found.task
     assert len(task.data.test) == 4  # all of the server's
     assert task.data.label_counts()["train"] == [[2, 2], [4, 0]]
     west = task.data.clients[1].train.load()[0]
     assert west[0].tolist() == pytest.approx([30 / math.sqrt(200), 1, 0, 1])
-    again = make_experiment(experiment.settings())  # as config.toml has it, and Flower's run config at a node
-    node = again.task(here=(1,))
+    again = make_experiment(found.experiment.settings())  # as config.toml has it, and Flower's run config at a node
+    node = find(again, here=(1,)).task
     assert torch.equal(node.data.clients[1].train.load()[0], west)
     assert node.problem.agreed == task.problem.agreed
 
@@ -306,9 +307,9 @@ def test_a_site_whose_table_does_not_suit_is_named(wards, columns, says):
     two = {"age": [1, 2], "sex": ["m", "f"], "smoker": [True, False], "target": ["ill", "well"]} | columns
     write(wards / "sites" / "west.csv", {name: values for name, values in two.items() if values is not None})
     with pytest.raises(fb.UserError, match=says):
-        make_experiment(settings(wards)).task()
+        find(make_experiment(settings(wards)))
 
 
 def test_what_is_said_of_tables_is_for_tables():
     with pytest.raises(fb.UserError, match=r"target .*digits"):
-        make_experiment({"method": "fedavg", "target": "y"}).task()
+        find(make_experiment({"method": "fedavg", "target": "y"}))

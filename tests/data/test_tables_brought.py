@@ -19,6 +19,7 @@ import fewbytes as fb
 from fewbytes.data import Dataset, Schema, load_dataset, table
 from fewbytes.data.split import Split
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 
 CASES = Path(os.environ.get("FEWBYTES_CASES", Path(os.environ.get("FEWBYTES_DATA", "data")).parent / "cases" / "data"))
 needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not here")
@@ -153,11 +154,11 @@ def test_sites_leave_out_the_same(tmp_path):
     pandas.DataFrame(columns).drop(columns="uid").to_csv(sites / "b.csv", index=False)
     where = {"dataset": str(tmp_path / "server.csv"), "client_data": str(sites), "clients": 2, "target": ["y"]}
     said = {"method": "fedavg", "partition": "local", "leave_out": ["uid"]} | where
-    experiment = make_experiment(said)
-    assert [client.train.shape for client in experiment.task().data.clients] == [(1,), (1,)]
-    assert make_experiment(experiment.settings()).task().data.test.shape == (1,)
+    found = find(make_experiment(said))
+    assert [client.train.shape for client in found.task.data.clients] == [(1,), (1,)]
+    assert find(make_experiment(found.experiment.settings())).task.data.test.shape == (1,)
     with pytest.raises(fb.UserError, match=r"server.csv .*'uit' \(did you mean 'uid'\?\)"):
-        make_experiment(said | {"leave_out": ["uit"]}).task()
+        find(make_experiment(said | {"leave_out": ["uit"]}))
 
 
 @needs_cases
@@ -363,11 +364,11 @@ def test_columns_are_categories_in_runs_from_the_command_line(tmp_path):
     frame.assign(y=[0, 1] * 45).to_csv(tmp_path / "a.csv", index=False)
     said = {"method": "fedavg", "dataset": str(tmp_path / "a.csv"), "target": ["y"], "clients": 2}
     said |= {"partition": "iid", "categories": ["ward"]}
-    experiment = make_experiment(said)
-    assert experiment.task().data.test.shape == (31,)
-    assert make_experiment(experiment.settings()).task().data.test.shape == (31,)
+    found = find(make_experiment(said))
+    assert found.task.data.test.shape == (31,)
+    assert find(make_experiment(found.experiment.settings())).task.data.test.shape == (31,)
     with pytest.raises(fb.UserError, match=r"'wart' \(did you mean 'ward'\?\).*--categories"):
-        make_experiment(said | {"categories": ["wart"]}).task()
+        find(make_experiment(said | {"categories": ["wart"]}))
 
 
 @pytest.mark.parametrize(

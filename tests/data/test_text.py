@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -21,9 +22,9 @@ from fewbytes.data import federate, load_text
 from fewbytes.data.settings import Partition
 from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.flower import apps as flower_apps
 from fewbytes.flower.network import Exchange
-from fewbytes.running.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +129,8 @@ def deployed(hosts, monkeypatch, **policy):
     monkeypatch.setenv("FEWBYTES_DATA", str(hosts / "server"))
     settings = {"method": "fedavg", "dataset": "notes", "partition": "local", "clients": 2, "rounds": 2}
     settings |= {"model": "hf:backbone", "lora": "rank=2", "length": LENGTH, "parameters": {"batch": 16}}
-    experiment = make_experiment(settings)
-    method, task = experiment.made(), experiment.task(here=())
-    run_config = experiment.run_config()
+    found = find(make_experiment(settings), here=())
+    run_config = found.experiment.run_config()
     run_config |= {f"parameters.{key}": value for key, value in run_config.pop("parameters").items()}
 
     class Hosts(MemoryGrid):
@@ -145,10 +145,10 @@ def deployed(hosts, monkeypatch, **policy):
                 there.setattr(flower_apps, "_nodes", {})
                 return super().answer(message)
 
-    asked = experiment.run_settings(task, hosts / "run", False, fb.Watcher())
     grid = Hosts(app.client, 2, named=True)
     rules = fb.Policy(round_timeout=60, connect_timeout=30, **policy)
-    return flower_apps.serve_run(grid, Run.of(method, task, asked, rules), ["site-0", "site-1"], Exchange(poll=0.001))
+    run = replace(found.run(hosts / "run", False, fb.Watcher()), policy=rules)
+    return flower_apps.serve_run(grid, run, ["site-0", "site-1"], Exchange(poll=0.001))
 
 
 def test_sites_with_texts_of_their_own(hosts, monkeypatch):
@@ -178,7 +178,7 @@ def test_image_folders_with_some_text_beside_stay_image_folders(places):
     place = places / "sites" / "east"
     (place / "readme.txt").write_text("cells")
     settings = {"method": "fedavg", "dataset": str(place), "clients": 2, "partition": "iid"}
-    assert make_experiment(settings).task().data.learns == "classes"
+    assert find(make_experiment(settings)).task.data.learns == "classes"
 
 
 def test_one_command_learns_text(hosts):

@@ -24,6 +24,7 @@ from fewbytes.base.named import only_allowed
 from fewbytes.engines.handlers import Job
 from fewbytes.engines.pool import Done, unable
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.flower.apps import _told
 
 MARK = "MEIER1961"
@@ -43,7 +44,7 @@ def told(server: Path, site: Path, **settings: object) -> str:
     config = {"method": "fedavg", "dataset": str(server), "partition": "local", "clients": 1, "client_data": str(site)}
     try:
         with only_allowed(str(site), str(server), anywhere=False):
-            make_experiment(config | settings).task((0,))
+            find(make_experiment(config | settings), (0,))
     except Exception as error:
         job = Job(0, "train", 0, 1, False, 0)
         return _told(unable(job, error)).error
@@ -53,9 +54,8 @@ def told(server: Path, site: Path, **settings: object) -> str:
 def read_off(table: Path) -> dict[str, object]:
     """What the server says of its table: what is learnt, the classes, and what columns mean."""
     config = {"method": "fedavg", "dataset": str(table), "target": "outcome", "partition": "iid", "clients": 1}
-    experiment = make_experiment(config)
-    experiment.task()
-    return {"target": "outcome", "class_names": ["0", "1"], "schema": experiment.data.schema}
+    schema = find(make_experiment(config)).experiment.data.schema
+    return {"target": "outcome", "class_names": ["0", "1"], "schema": schema}
 
 
 def png(value: int = 0, size: int = 8, mode: str = "L") -> bytes:
@@ -259,7 +259,7 @@ def test_an_error_of_ones_own_code_tells_its_kind_alone(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     config = {"method": "fedavg", "dataset": "digits", "partition": "local", "clients": 1}
     with pytest.raises(fb.UserError, match=MARK) as error, only_allowed("own_data"):
-        make_experiment(config | {"client_data": "own_data:data"}).task((0,))
+        find(make_experiment(config | {"client_data": "own_data:data"}), (0,))
     done = _told(unable(Job(0, "train", 0, 1, False, 0), error.value))
     assert isinstance(done, Done)
     assert MARK not in done.error

@@ -33,6 +33,7 @@ from fewbytes.data import (
 from fewbytes.data.transforms import COLOURS, SHAPES, draw_shapes
 from fewbytes.experiments import loading
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.models import build_model
 
 FORMATS = (torch.channels_last, torch.contiguous_format)
@@ -358,15 +359,15 @@ SPOTS = {"method": "fedavg", "dataset": "spots", "partition": "iid", "clients": 
 
 
 def test_settings_say_who_gets_which_transform_and_are_told_only_if_not_the_defaults(spots: Path) -> None:
-    made = make_experiment({**SPOTS, "augment": "crop-flip", "backdoor": 1})
-    task = made.task()
+    made = find(make_experiment({**SPOTS, "augment": "crop-flip", "backdoor": 1}))
+    task = made.task
     names = [getattr(client.train.transform, "__qualname__", None) for client in task.data.clients]
     assert names == ["chain(crop_flip, stamp_shapes)", "chain(crop_flip)", "chain(crop_flip)"]
-    assert 'augment = "crop-flip"\nbackdoor = 1\n' in made.toml()
-    assert made.about(task).items() >= {"augment": "crop-flip", "backdoor": 1}.items()
-    default = make_experiment({**SPOTS, "augment": "none", "backdoor": 0})
-    assert not {"augment", "backdoor"} & {*default.settings(), *default.about(default.task())}
-    assert all(client.train.transform is None for client in default.task().data.clients)
+    assert 'augment = "crop-flip"\nbackdoor = 1\n' in made.experiment.toml()
+    assert made.about().items() >= {"augment": "crop-flip", "backdoor": 1}.items()
+    default = find(make_experiment({**SPOTS, "augment": "none", "backdoor": 0}))
+    assert not {"augment", "backdoor"} & {*default.experiment.settings(), *default.about()}
+    assert all(client.train.transform is None for client in default.task.data.clients)
 
 
 @pytest.mark.parametrize(
@@ -393,12 +394,12 @@ def test_what_cannot_be_is_told_in_one_line(
         split = Split(made[given["dataset"]], torch.arange(30) % 3)
         monkeypatch.setattr(loading, "load_dataset", lambda name, *_: Dataset(name, split, split, ("a", "b", "c")))
     with pytest.raises(UserError, match=says) as caught:
-        make_experiment({**SPOTS, **given}).task()
+        find(make_experiment({**SPOTS, **given}))
     assert "\n" not in str(caught.value)
 
 
 def test_digits_are_cropped_and_mirrored(spots: Path) -> None:
-    task = make_experiment({**SPOTS, "dataset": "digits", "augment": "crop-flip"}).task()
+    task = find(make_experiment({**SPOTS, "dataset": "digits", "augment": "crop-flip"})).task
     x, y = task.data.clients[0].train.load()
     transform = task.data.clients[0].train.transform
     assert transform is not None

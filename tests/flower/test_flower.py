@@ -22,6 +22,7 @@ import fewbytes as fb
 from fewbytes.engines.handlers import Done
 from fewbytes.experiments.display import PLAIN
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.report import read_run, write_report
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
@@ -330,15 +331,15 @@ def test_clients_tested_on_all_of_their_classes_score_alike_in_both_engines(tmp_
     own, held = (make_experiment(given | {"test": test}) for test in ("own-share", "held-classes"))
     assert "test" not in own.settings()
     assert held.settings()["test"] == "held-classes"
-    task, method = held.task(), held.made()
+    task, method = find(held).task, held.made()
     local = fb.run(method, task, rounds=2, out=tmp_path / "local")
-    grid = MemoryGrid(client_app(method, held.task(), tmp_path / "nodes"), CLIENTS)
+    grid = MemoryGrid(client_app(method, find(held).task, tmp_path / "nodes"), CLIENTS)
     settings = Settings(rounds=2, out=tmp_path / "flower")
     result = serve_run(grid, Run.of(method, task, settings, fb.Policy()), exchange=Exchange(poll=0.001))
     assert result.summary["score"] == local.summary["score"]
     assert fingerprint(tmp_path / "flower") == fingerprint(tmp_path / "local")
     with pytest.raises(fb.UserError, match="of another configuration"):
-        fb.run(method, own.task(), rounds=2, out=tmp_path / "local", resume=True)
+        fb.run(method, find(own).task, rounds=2, out=tmp_path / "local", resume=True)
 
 
 def test_newcomers_are_waited_for_when_nobody_else_is_left(tmp_path):

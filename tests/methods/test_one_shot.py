@@ -20,6 +20,7 @@ from fewbytes.data import ClientData, Dataset, FederatedData, Split, load_datase
 from fewbytes.data.public import reshaped
 from fewbytes.experiments.plan import make_plan
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.methods.coboosting import boosted, diversified, hard_loss, weighted
 from fewbytes.methods.parts.distillation import (
     Generator,
@@ -497,11 +498,11 @@ def test_another_data_set_is_made_the_tasks_shape():
 
 @pytest.mark.parametrize("public", ["100", 100])
 def test_public_samples_are_a_setting(public):
-    experiment = make_experiment({"method": "feddf", "public": public, "clients": 3})
-    data = experiment.task().data
+    found = find(make_experiment({"method": "feddf", "public": public, "clients": 3}))
+    data = found.task.data
     assert len(data.public) == 100
     assert sum(len(client.train) for client in data.clients) == len(load_dataset("digits").train) - 100
-    again = make_experiment(msgspec.toml.decode(experiment.toml())).task().data
+    again = find(make_experiment(msgspec.toml.decode(found.experiment.toml()))).task.data
     assert torch.equal(again.public.load()[0], data.public.load()[0])
 
 

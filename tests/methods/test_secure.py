@@ -28,6 +28,7 @@ from fewbytes.analysis.attack import attack
 from fewbytes.analysis.settings import Attacking
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.methods.parts import masks, secure
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.methods.parts.clustered import Clustered
@@ -728,8 +729,8 @@ def test_it_is_a_setting_of_any_experiment_and_there_is_nothing_to_attack(tmp_pa
     assert result.summary["method"] == "fedper with secure aggregation"
     assert result.summary["score"]["kind"] == "personalised"
     experiment = make_experiment({"method": "fedavg", "dataset": "digits", "clients": 3, "secure_aggregation": True})
-    run = experiment.run_settings(experiment.task(), tmp_path / "digits", False, fb.Watcher())
-    fb.run(experiment.made(), experiment.task(), rounds=1, out=run.out, config=run.config)
+    found = find(experiment)
+    fb.run(experiment.made(), found.task, rounds=1, out=tmp_path / "digits", config=found.experiment.toml())
     with pytest.raises(fb.UserError, match="no fixed tensors"):
         attack(tmp_path / "digits", Attacking(model="lenet"))
 

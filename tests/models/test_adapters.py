@@ -24,6 +24,7 @@ from fewbytes.core.objective import NextToken
 from fewbytes.engines.handlers import UP_BITS
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.models.adapters import with_adapters
 from fewbytes.models.build import build_model
 from fewbytes.models.lora import Lora
@@ -57,7 +58,7 @@ def settings(place, **more):
 
 
 def task_of(place, **more):
-    return make_experiment(settings(place, **more)).task()
+    return find(make_experiment(settings(place, **more))).task
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -149,15 +150,15 @@ def test_a_run_that_was_stopped_goes_on(place, tmp_path):
 def test_a_saved_model_on_another_backbone_is_refused(place, tmp_path):
     asked = settings(place, model=f"hf:{write_language_model(tmp_path / 'backbone')}")
     experiment = make_experiment(asked)
-    task = experiment.task()
-    of_run = experiment.run_settings(task, tmp_path / "run", False, fb.Watcher())
-    fb.run(experiment.made(), task, rounds=1, workers=1, out=tmp_path / "run", about=of_run.about)
+    found = find(experiment)
+    task = found.task
+    fb.run(experiment.made(), task, rounds=1, workers=1, out=tmp_path / "run", about=found.about())
     assert fb.load_model(tmp_path / "run") is not None
     was = of_configuration(experiment.made(), task, "")
     write_language_model(tmp_path / "backbone", seed=1)
     with pytest.raises(fb.UserError, match=r"hf:.* differs"):
         fb.load_model(tmp_path / "run")
-    assert of_configuration(experiment.made(), make_experiment(asked).task(), "") != was
+    assert of_configuration(experiment.made(), find(make_experiment(asked)).task, "") != was
 
 
 def test_texts_are_classified_by_named_tensors(place, tmp_path):
@@ -180,9 +181,9 @@ def test_a_drawn_part_of_a_saved_model_is_drawn_again(place, tmp_path):
     (tmp_path / "said.csv").write_text("said,mood\n" + "the cat sat,calm\nred cars,wild\n" * 10)
     of = {"dataset": str(tmp_path / "said.csv"), "text": "said", "target": ["mood"], "partition": "iid", "seed": 3}
     experiment = make_experiment(settings(place, **of, model=f"hf:{place / 'bert'}", clients=2))
-    task = experiment.task()
-    about = experiment.run_settings(task, tmp_path / "run", False, fb.Watcher()).about
-    fb.run(fb.FedAvg(**METHOD), task, rounds=1, workers=1, out=tmp_path / "run", about=about)
+    found = find(experiment)
+    task = found.task
+    fb.run(fb.FedAvg(**METHOD), task, rounds=1, workers=1, out=tmp_path / "run", about=found.about())
     assert frozen_digest(fb.load_model(tmp_path / "run")) == task.problem.frozen(0)
 
 
@@ -260,7 +261,7 @@ def test_adapters_on_convolutions_and_a_head_that_is_trained():
 def test_what_cannot_be_is_told_in_one_line(place, given, words, monkeypatch):
     monkeypatch.setenv("FEWBYTES_DATA", str(place))
     with pytest.raises(fb.UserError, match=words) as error:
-        make_experiment({key: value for key, value in settings(place, **given).items() if value is not None}).task()
+        find(make_experiment({key: value for key, value in settings(place, **given).items() if value is not None}))
     assert "\n" not in str(error.value)
 
 

@@ -17,8 +17,8 @@ from fewbytes.base.errors import UserError
 from fewbytes.data import Partition, Schema, federate, federate_local, table
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.models.export import export_model
-from fewbytes.running.run import Run
 from fewbytes.running.settings import Watcher
 
 RESNET = "resnet8:width=8,stem=3x3"
@@ -28,11 +28,9 @@ def trained(folder: Path, method: str = "fedavg", **more: Any) -> fb.Task:
     """Two clients' run on some of the digits, normalised inside the model."""
     how = {"model": RESNET, "rounds": 1, "normalise": "0.3/0.4", "parameters": {"batch": 20}} | more
     experiment = make_experiment({"method": method, "dataset": "digits", "clients": 2, "part": 0.1, **how})
-    task = experiment.task()
-    run_with(
-        Run.of(experiment.made(), task, experiment.run_settings(task, folder, False, Watcher()), experiment.policy)
-    )
-    return task
+    found = find(experiment)
+    run_with(found.run(folder, False, Watcher()))
+    return found.task
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from fewbytes.data.channels import channel_figures
 from fewbytes.data.split import Split
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.flower.node import in_common
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut, features_of, head_of
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.normalisation import Normalisation
 from fewbytes.running.checkpoint import fingerprint
-from fewbytes.running.run import Run
 from fewbytes.running.settings import Watcher
 
 HOW = Normalisation((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
@@ -79,18 +79,11 @@ def test_figures_of_the_data_are_what_numpy_says(monkeypatch):
 @pytest.mark.parametrize("method", ["fedavg", "ensemble"])
 def test_a_run_keeps_the_figures_with_its_model(method, tmp_path):
     experiment = make_experiment(settings(method=method, normalise="data", parameters={"epochs": 1, "batch": 20}))
-    task = experiment.task()
-    result = run_with(
-        Run.of(
-            experiment.made(),
-            task,
-            experiment.run_settings(task, tmp_path / "run", False, Watcher()),
-            experiment.policy,
-        )
-    )
+    found = find(experiment)
+    task, result = found.task, run_with(found.run(tmp_path / "run", False, Watcher()))
     kept = read_experiment(tmp_path / "run" / "config.toml")["normalise"]
     assert kept == result.summary["normalise"]
-    again = make_experiment(settings(method=method, normalise=kept)).task()
+    again = find(make_experiment(settings(method=method, normalise=kept))).task
     x = task.data.test.load()[0]
     for model in (fb.load_model(tmp_path / "run"), result.global_model):
         assert torch.equal(model.eval()(x), result.global_model(x))
@@ -98,7 +91,7 @@ def test_a_run_keeps_the_figures_with_its_model(method, tmp_path):
 
 
 def test_other_figures_are_another_run():
-    tasks = [make_experiment(settings(normalise=how)).task() for how in ("0.5/0.5", "0.5/0.25")]
+    tasks = [find(make_experiment(settings(normalise=how))).task for how in ("0.5/0.5", "0.5/0.25")]
     assert fingerprint(fb.FedAvg(), tasks[0], "") != fingerprint(fb.FedAvg(), tasks[1], "")
     assert in_common(fb.FedAvg(), tasks[0], 0) != in_common(fb.FedAvg(), tasks[1], 0)
 
@@ -115,12 +108,14 @@ def test_other_figures_are_another_run():
 )
 def test_what_cannot_be_is_told_in_one_line(how, words):
     with pytest.raises(UserError, match=words):
-        make_experiment(settings(normalise=how)).task()
+        find(make_experiment(settings(normalise=how)))
 
 
 def test_nobody_pools_samples_of_clients_own(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(UserError, match="normalise data"):
-        make_experiment(
-            settings(partition="local", client_data=str(tmp_path), normalise="data", part=1.0, clients=1)
-        ).task()
+        find(
+            make_experiment(
+                settings(partition="local", client_data=str(tmp_path), normalise="data", part=1.0, clients=1)
+            )
+        )

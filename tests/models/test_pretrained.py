@@ -17,6 +17,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.state import state_of
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.flower.node import in_common
 from fewbytes.models import build_model
 from fewbytes.models.pretrained import read_pretrained
@@ -64,7 +65,7 @@ def test_a_file_lies_in_the_data_folder_too(tmp_path, monkeypatch):
 def test_a_classifier_of_another_size_is_drawn_and_named(tmp_path):
     path = weights_of(build_model("mlp:hidden=16", SHAPE, 3), tmp_path / "w.safetensors")
     job = PreparedRun(settings(weights=str(path)))
-    without = make_experiment(settings()).task().problem.first_state()
+    without = find(make_experiment(settings())).task.problem.first_state()
     first, given = job.task.problem.first_state(), read_pretrained(str(path)).entries
     drawn = [name for name in first if first[name].shape != given[name].shape]
     assert 0 < len(drawn) < len(first)
@@ -95,14 +96,14 @@ def test_generated_kernels_are_not_said_to_be_pretrained(tmp_path):
 
 def test_nodes_and_checkpoints_know_the_weights(tmp_path):
     files = [weights_of(build_model("mlp:hidden=16", SHAPE, 10), tmp_path / f"{i}.safetensors") for i in (0, 1)]
-    tasks = [make_experiment(settings(weights=str(path))).task() for path in files]
+    tasks = [find(make_experiment(settings(weights=str(path)))).task for path in files]
     method = fb.FedAvg()
     words = [in_common(method, task, 0) for task in tasks]
     differing = {what for what in words[0] if words[0][what] != words[1][what]}
     assert differing == {"weights (of which models start)"}
     assert fingerprint(method, tasks[0], "") != fingerprint(method, tasks[1], "")
     assert fingerprint(method, tasks[0], "") == fingerprint(
-        method, make_experiment(settings(weights=str(files[0]))).task(), ""
+        method, find(make_experiment(settings(weights=str(files[0])))).task, ""
     )
 
 
@@ -139,5 +140,5 @@ def test_a_file_that_is_no_weights_is_told_in_one_line(tmp_path):
         ("other.safetensors", "nothing of the weights"),
     ):
         with pytest.raises(UserError, match=words) as error:
-            make_experiment(settings(weights=str(tmp_path / name))).task()
+            find(make_experiment(settings(weights=str(tmp_path / name))))
         assert "\n" not in str(error.value)

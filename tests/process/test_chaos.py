@@ -16,6 +16,7 @@ from proxy import Faults
 
 import fewbytes as fb
 from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.experiments.tasks import find
 
 OWN = {"epochs": 1, "lr": 0.1, "batch": 20}
 SETTINGS = {
@@ -42,7 +43,7 @@ def test_a_deployment_over_links_that_fail_ends_as_one_over_links_that_do_not(no
     struck = sum((proxy.up.struck for proxy in seen.proxies), Counter[str]())
     assert struck.total() > 0
     assert seen.cut > 0
-    fb.run(make_method("fedavg", OWN), experiment.task(), rounds=1, out=tmp_path / "here", save_models=False)
+    fb.run(make_method("fedavg", OWN), find(experiment).task, rounds=1, out=tmp_path / "here", save_models=False)
     there, here = fingerprint(tmp_path / "run"), fingerprint(tmp_path / "here")
     assert {name: there[name] == here[name] for name in ("server", "states")} == {"server": True, "states": True}
     ledger, plain = (pq.read_table(tmp_path / run / "ledger.parquet").to_pylist() for run in ("run", "here"))

@@ -29,7 +29,7 @@ from fewbytes.data.named import NamedTensors
 from fewbytes.data.text import token_ids
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
-from fewbytes.running.run import Run
+from fewbytes.experiments.tasks import find
 from fewbytes.running.settings import Watcher
 
 of_text = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
@@ -54,16 +54,12 @@ def run(tmp_path_factory) -> tuple[Path, fb.Task]:
             "parameters": {"batch": 6, "lr": 0.05, "epochs": 4},
         }
     )  # fmt: skip
-    task = experiment.task()
-    run_with(
-        Run.of(
-            experiment.made(), task, experiment.run_settings(task, folder / "run", False, Watcher()), experiment.policy
-        )
-    )
+    found = find(experiment)
+    run_with(found.run(folder / "run", False, Watcher()))
     done = fewbytes("export", folder / "run", env={"FEWBYTES_CACHE": str(folder / "cache")})
     assert done.returncode == 0, done.stderr
     assert "model.onnx, model.pt2, model.safetensors" in done.stdout
-    return folder / "run", task
+    return folder / "run", found.task
 
 
 def python(code: str, folder: Path) -> str:
@@ -128,13 +124,9 @@ def test_the_command_says_what_is_wrong_in_one_line(run, tmp_path):
 def trained(folder: Path, **settings: Any) -> tuple[Path, fb.Task]:
     """The folder of a run of two clients, and its task."""
     experiment = make_experiment({"method": "fedavg", "clients": 2, "partition": "iid", "rounds": 2} | settings)
-    task = experiment.task()
-    run_with(
-        Run.of(
-            experiment.made(), task, experiment.run_settings(task, folder / "run", False, Watcher()), experiment.policy
-        )
-    )
-    return folder / "run", task
+    found = find(experiment)
+    run_with(found.run(folder / "run", False, Watcher()))
+    return folder / "run", found.task
 
 
 def exported(run: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock
 from fewbytes.cli.app import main
 from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.experiments.tasks import find
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.report.folder import Direction, RunFolder, read_run
@@ -306,7 +307,7 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
     for found in made.found:
         bests = []
         for seed in (1, 2):
-            task = make_experiment({**found.cell.settings, "seed": seed}).task()
+            task = find(make_experiment({**found.cell.settings, "seed": seed})).task
             method = make_method(found.cell.settings["method"], found.cell.settings["parameters"])
             result = fb.run(method, task, rounds=4, save_models=False)
             bests.append(100 * result.summary["score"]["all"]["personalised"]["best"])
@@ -605,7 +606,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     """Short runs of FedPURIN and FedCAC with beta 3, as Table 3's are at the small scale."""
     runs = {}
     for name in ("fedpurin", "fedcac"):
-        task = make_experiment({"method": name, "clients": 3, "part": 0.2, "model": "mlp", "seed": 1}).task()
+        task = find(make_experiment({"method": name, "clients": 3, "part": 0.2, "model": "mlp", "seed": 1})).task
         method = make_method(name, {"epochs": 1, "lr": 0.1, "batch": 20, "beta": 3})
         folder = tmp_path_factory.mktemp("runs") / name
         fb.run(method, task, rounds=6, out=folder, save_models=False)

@@ -38,6 +38,7 @@ from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
 from fewbytes.core.problem import Task
 from fewbytes.experiments.settings import experiment_of
+from fewbytes.experiments.tasks import find
 from fewbytes.models.build import build_model
 from fewbytes.models.files import load_model
 from fewbytes.report.leaks import RECOGNISED, inversion_word
@@ -64,7 +65,7 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
         method = experiment.made()
-        task = experiment.task()
+        task = find(experiment).task
     if client not in task.problem.clients:
         raise UserError(f"there is no client {client}: the run has {len(task.problem.clients)} clients")
     split = task.data.clients[client].train

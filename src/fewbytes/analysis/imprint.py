@@ -35,6 +35,7 @@ from fewbytes.core.rules import Rule
 from fewbytes.core.trust import drift
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import Experiment, experiment_of
+from fewbytes.experiments.tasks import find
 from fewbytes.methods.parts.secure import SecureAggregation
 from fewbytes.models.pretrained import Pretrained
 from fewbytes.report.leaks import RECOGNISED
@@ -62,7 +63,7 @@ def imprint(run: Path, how: Imprinting | None = None, progress: Progress = lambd
     how = how or Imprinting()
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
-        method, task = experiment.made(), experiment.task()
+        method, task = experiment.made(), find(experiment).task
     plain = method.inner if isinstance(method, SecureAggregation) else method
     if len(task.problem.sample_shape) != 3:
         raise UserError(f"only images can be rebuilt, and samples are of shape {task.problem.sample_shape}")

@@ -17,6 +17,7 @@ from fewbytes.base.named import only_allowed
 from fewbytes.base.streams import seeded
 from fewbytes.core.training import outputs, ready
 from fewbytes.experiments.settings import experiment_of
+from fewbytes.experiments.tasks import find
 from fewbytes.models.files import load_model
 from fewbytes.report.records import Local
 
@@ -30,7 +31,7 @@ def local_accuracies(run: Path) -> list[Local]:
     """
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
-        task = experiment.task()
+        task = find(experiment).task
         if task.data.learns != "classes":
             raise UserError(f"local models are judged by the classes they know; here {task.data.learns} are learnt")
         device, test = task.problem.device, task.data.test.load(task.problem.device)

@@ -41,6 +41,7 @@ from fewbytes.core.problem import Id, Task
 from fewbytes.core.training import Local, fit, outputs, prepared, ready
 from fewbytes.data import Split
 from fewbytes.experiments.settings import experiment_of
+from fewbytes.experiments.tasks import find
 from fewbytes.models.files import load_model
 from fewbytes.report.leaks import CONTROL_AUC, membership_words
 from fewbytes.report.records import Membership
@@ -89,7 +90,7 @@ def membership(run: Path, how: Inferring | None = None, progress: Progress = lam
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
         method = experiment.made()
-        task = method.adapted(experiment.task())
+        task = method.adapted(find(experiment).task)
         if task.data.learns != "classes":
             raise UserError(f"members are told by the loss of their class, and here {task.data.learns} are learnt")
         if not isinstance(getattr(method, "local", None), Local):

@@ -38,7 +38,8 @@ from fewbytes.core.site import Site
 from fewbytes.core.training import outputs, ready
 from fewbytes.data import Split
 from fewbytes.experiments.run import run_with
-from fewbytes.experiments.settings import Experiment, experiment_of
+from fewbytes.experiments.settings import experiment_of
+from fewbytes.experiments.tasks import Found, find
 from fewbytes.models.files import load_model
 from fewbytes.report.leaks import poison_words
 from fewbytes.report.records import Poison
@@ -158,8 +159,8 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
     how = how or Poisoning()
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
-        method = experiment.made()
-        task = experiment.task()
+        found = find(experiment)
+        method, task = experiment.made(), found.task
         clients, shape = len(task.problem.clients), task.data.test.shape
         if task.data.learns != "classes":
             raise UserError(f"clients can lie about classes, and here {task.data.learns} are learnt")
@@ -187,7 +188,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
         rows = []
         for i, rule in enumerate(rules):
             watcher = _Rounds(progress, i * rounds, len(rules) * rounds, f"{number} of {clients} lie, {rule}")
-            rows.append({"rule": str(rule)} | _repeated(liar, task, experiment, rule, watcher, honest, how))
+            rows.append({"rule": str(rule)} | _repeated(liar, found, rule, watcher, honest, how))
     progress(1, 1, "done")
     sent = json.loads((run / "result.json").read_bytes())["uplink_bytes"]
     result = {
@@ -220,12 +221,13 @@ def poison_table(result: dict[str, Any]) -> Table:
 
 
 def _repeated(
-    liar: Method, task: Task, experiment: Experiment, rule: Rule, watcher: Watcher, honest: list[Id], how: Poisoning
+    liar: Method, found: Found, rule: Rule, watcher: Watcher, honest: list[Id], how: Poisoning
 ) -> dict[str, Any]:
     """The run once more, with liars and by a rule."""
+    task, experiment = found.task, found.experiment
     settings = dataclasses.replace(
         experiment.run, engine="local", aggregate=rule, budget=None, stop_when=None, keep_frames=False,
-        save_models=True, evaluate_every=experiment.run.rounds, watcher=watcher, about=experiment.about(task),
+        save_models=True, evaluate_every=experiment.run.rounds, watcher=watcher, about=found.about(),
     )  # fmt: skip
     try:
         result = run_with(Run.of(liar, task, settings, experiment.policy))

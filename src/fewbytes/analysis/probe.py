@@ -41,6 +41,7 @@ from fewbytes.base.streams import seed_torch, stream, stream_seed
 from fewbytes.core.training import EVALUATION_BATCH, batches, prepared, ready
 from fewbytes.data import Split
 from fewbytes.experiments.settings import experiment_of
+from fewbytes.experiments.tasks import find
 from fewbytes.models.blocks import cut, head_of, unit_number, units_of
 from fewbytes.models.ensemble import LogitMean
 from fewbytes.models.files import load_model
@@ -110,7 +111,7 @@ def probe(
     if not isinstance(model, FusedNetwork):
         units_of(model)  # before the data are read: it refuses what cannot be cut
     with only_allowed():  # what the run's config names
-        task = experiment.task()
+        task = find(experiment).task
     first = int(next(iter(model.recipe["takes"][0]))) if isinstance(model, FusedNetwork) else client or 0
     chosen, skipped = points_of(model, task.problem.model(first), task.data.test.shape, points)
     train = pooled([one.train for one in task.data.clients], how, task.problem.device)

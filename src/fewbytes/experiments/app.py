@@ -27,12 +27,12 @@ from fewbytes.core.problem import Id
 from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.tasks import find
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
 from fewbytes.flower.children import this_process
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
-from fewbytes.running.run import Run
 from fewbytes.running.settings import ROUNDING, Settings
 from fewbytes.running.watcher import Watcher
 
@@ -92,16 +92,14 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
             del _served[old]
         with only_allowed(*allowed, anywhere=False):
             experiment = make_experiment(settings)
-            method = experiment.made()
-            task = experiment.task(None if me is None else (int(me),))
-            _served[key] = Served(
-                key, method, method.adapted(task), tuple(allowed), json.dumps(settings, sort_keys=True)
-            )
+            method, found = experiment.made(), find(experiment, None if me is None else (int(me),))
+            task = method.adapted(found.task)
+            _served[key] = Served(key, method, task, tuple(allowed), json.dumps(settings, sort_keys=True))
         if me is not None:
             mine, place = task.data.clients[int(me)], experiment.data.client_data or experiment.data.dataset
             sizes = f"{len(mine.train)} training and {len(mine.test)} test samples"
             print(f"the data of client {me} are {place}: {sizes}", flush=True)
-            print("\n".join(experiment.notes), flush=True)
+            print("\n".join(found.notes), flush=True)
     return _served[key]
 
 
@@ -118,10 +116,8 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         pid, started = this_process()
         events.write("began", pid=pid, started=started)
         try:
-            experiment = make_experiment(settings)
-            method, task = experiment.made(), experiment.task(here=())
-            asked = experiment.run_settings(task, folder, resume, events, from_round)
-            serve(Run.of(method, task, asked, experiment.policy), names.split(",") if names else ())
+            found = find(make_experiment(settings), here=())
+            serve(found.run(folder, resume, events, from_round), names.split(",") if names else ())
             page = write_report(read_runs([folder]), folder / "report.html")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -18,6 +18,7 @@ from fewbytes.experiments.display import Display
 from fewbytes.experiments.groups import DECLARED
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import Experiment, make_experiment, read_experiment
+from fewbytes.experiments.tasks import Found, find
 from fewbytes.methods import method_class
 from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, left_alone
@@ -31,13 +32,14 @@ from fewbytes.running.watcher import Watcher, together
 class PreparedRun:
     """A checked experiment: its settings, method and task. Everything the user can get wrong is refused here.
 
-    `here`: as in `Experiment.task`.
+    `task`: what the data come to, where they are loaded already. `here`: as in `find`.
     """
 
     def __init__(self, settings: dict[str, Any], task: Task | None = None, here: Sequence[Id] | None = None) -> None:
-        self.experiment = make_experiment(settings)
+        experiment = make_experiment(settings)
+        self.found = find(experiment, here) if task is None else Found(experiment, task)
+        self.experiment, self.task = self.found.experiment, self.found.task
         self.method = self.experiment.made()
-        self.task = self.experiment.task(here) if task is None else task
         picked = ", ".join(_picked(settings, self.experiment))
         text = f"{self.method.method_name} takes {picked}, as nothing was said of it (--model, --set)"
         self._picked = [text] if picked else []
@@ -49,7 +51,7 @@ class PreparedRun:
         task = self.method.adapted(self.task)
         return [
             *self._picked,
-            *self.experiment.notes,
+            *self.found.notes,
             *_left_alone(task),
             *_left_drawn(task),
             *_other_tokenizers(self.experiment),
@@ -74,8 +76,7 @@ class PreparedRun:
         """
         e, method = self.experiment, self.method
         display = display or Display(method.method_name, folder, e.resuming("run"), method.promises.headline)
-        settings = e.run_settings(self.task, folder, resume, together([display, *watchers]), from_round)
-        run, notes = Run.of(method, self.task, settings, e.policy), self.notes
+        run, notes = self.found.run(folder, resume, together([display, *watchers]), from_round), self.notes
         with display:
             for text in notes:
                 display.note(text)

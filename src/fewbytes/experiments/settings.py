@@ -1,10 +1,10 @@
-"""An experiment as a config file or the command line describes it, and what it makes: a method and a task."""
+"""An experiment as a config file or the command line describes it."""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,36 +15,22 @@ from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.files import check_own
 from fewbytes.base.named import only_allowed
 from fewbytes.base.ranges import wrong
-from fewbytes.core.devices import check_device
 from fewbytes.core.method import Method
-from fewbytes.core.objective import Objective, Weights, objective_for
 from fewbytes.core.policy import Policy
-from fewbytes.core.problem import Id, Task
 from fewbytes.data import (
-    AUGMENTATIONS,
-    FederatedData,
     Partition,
     client_folders,
     is_function,
-    with_transforms,
 )
-from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, LearningSettings, ModelSettings
-from fewbytes.experiments.loading import TOKENIZER, Loading
+from fewbytes.experiments.groups import GROUPS, KEYS, DataSettings, LearningSettings, ModelSettings
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.methods.parts.secure import SecureAggregation
-from fewbytes.models.build import ModelBuilder
-from fewbytes.models.builders import convolutional
-from fewbytes.models.hugging_face import PREFIX, check_tokenizer
-from fewbytes.models.kgf import Kernels
-from fewbytes.models.normalisation import Normalisation
-from fewbytes.models.pretrained import check_fits, read_pretrained
-from fewbytes.models.yolox import NAMES as DETECTORS
+from fewbytes.models.hugging_face import PREFIX
 from fewbytes.running.settings import Settings
-from fewbytes.running.watcher import Watcher
 
 
-@dataclass
+@dataclass(frozen=True)
 class Experiment:
     """All that makes a run: the method, its parameters and the groups of settings, whose keys are config.toml's."""
 
@@ -56,8 +42,6 @@ class Experiment:
     model: ModelSettings
     run: Settings
     policy: Policy
-    notes: tuple[str, ...] = dataclasses.field(default=(), init=False, compare=False)
-    """What was found as its data were read, once `task` has read them."""
 
     def settings(self) -> dict[str, Any]:
         """By key every setting that has a value, but for brief ones at their default; parameters with theirs."""
@@ -105,121 +89,6 @@ class Experiment:
     def toml(self) -> str:
         """The text of config.toml."""
         return msgspec.toml.encode(self.settings()).decode()
-
-    def run_settings(
-        self, task: Task, out: Path, resume: bool, watcher: Watcher, from_round: int | None = None
-    ) -> Settings:
-        """What the run's loop takes, for a run folder."""
-        return dataclasses.replace(
-            self.run, out=out, resume=resume, from_round=from_round, config=self.toml(), about=self.about(task),
-            watcher=watcher,
-        )  # fmt: skip
-
-    def task(self, here: Sequence[Id] | None = None) -> Task:
-        """The task: data loaded and dealt out, the model ready to be built. Raises UserError.
-
-        `here`: the clients whose own data are on this machine, where the partition is local: none on a server, one on
-        its node; None stands for all, and the server's.
-        """
-        check_device(self.model.device)
-        loading = Loading(self.data, self.partition, self.model)
-        data, agreed = loading.federated(here)
-        self.data, self.model, self.notes = loading.data, loading.model, tuple(loading.notes)
-        detects = data.learns == "boxes"
-        data = with_transforms(data, AUGMENTATIONS[self.data.augment], self.data.backdoor)
-        shape, classes = data.test.shape, len(data.classes)
-        usual = self.made().model_for(shape)
-        usual = convolutional(usual, shape) if self.model.kgf else usual
-        name = self.model.model or {"boxes": "yolox-s", "masks": "unet"}.get(data.learns, usual)
-        model = self.model = dataclasses.replace(self.model, model=name)
-        if model.kgf and model.lora:
-            raise UserError("kgf generates the kernels that lora would leave as they are: leave one of them out")
-        normalisation = self._normalisation(data)
-        agreed = {**agreed, **({} if normalisation is None else {"normalisation": str(normalisation)})}
-        kernels = Kernels(model.kgf, model.seed) if model.kgf else None
-        build = ModelBuilder(name, shape, classes, kernels, normalisation, data.learns)
-        for each in {each for each in build.names if each.startswith(PREFIX)}:
-            if loading.cut is not None:
-                check_tokenizer(each, loading.cut)
-            elif len(shape) != 3 and data.test.blank().is_floating_point():
-                raise UserError(f"{each} takes tokens or images, and {self.data.dataset} holds numbers: take mlp")
-        how = {
-            "seed": model.seed,
-            "precision": model.precision,
-            "device": model.device,
-            "recalibrate": model.recalibrate,
-            "pretrained": None if model.weights is None else read_pretrained(model.weights),
-            "lora": model.lora,
-        }
-        task = Task.on(data, build, **self._objective(data), agreed=agreed, **how)
-        try:
-            for client in range(min(len(data.clients), len(build.names))):
-                task.problem.layout(client)  # so that a wrong model is refused before anything is written
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None
-        if detects and not all(hasattr(task.problem.on_cpu().model(i), "loss") for i in range(len(build.names))):
-            raise UserError(
-                f"{self.data.dataset} holds objects to be found: take a detector, such as yolox-s, not {name}"
-            )
-        if task.problem.pretrained is not None:
-            bare = dataclasses.replace(task.problem, lora=None)
-            check_fits(task.problem.pretrained, [bare.model(i) for i in bare.architectures()])
-        if not detects and set(build.names) & set(DETECTORS):
-            raise UserError(f"{name} finds objects, and {self.data.dataset} has no boxes of any: take another model")
-        method = self.made()
-        return method.promising(task, self.run.dp, method.planned_rounds(self.run.rounds))
-
-    def _objective(self, data: FederatedData) -> dict[str, Objective]:
-        """What is learnt of the data, where it is not the usual. Raises UserError."""
-        metrics, weights = self.learning.metrics, self.learning.class_weights
-        if metrics is None and weights is None:
-            return {}
-        if data.learns == "boxes":
-            raise UserError(
-                "objects are found by a detector's own loss, and scored as COCO does: leave the metrics out"
-            )
-        given: Weights | None = None if weights is None else weights.each or "balanced"
-        return {"objective": objective_for(data.learns, metrics, None, given, len(data.classes))}
-
-    def _normalisation(self, data: FederatedData) -> Normalisation | None:
-        """How models normalise samples, if they do."""
-        how = self.model.normalise
-        if how is None:
-            return None
-        if data.learns == "boxes":
-            raise UserError("detectors take images as they are: leave normalise out")
-        if not data.test.blank().is_floating_point():
-            raise UserError("normalise is for images and other numbers, and samples here are whole numbers")
-        return how.on(data.test.shape[0])
-
-    def about(self, task: Task) -> dict[str, Any]:
-        """What result.json says of the task."""
-        named = {key: value for key, value in self.settings().items() if key in DECLARED and DECLARED[key].about.brief}
-        drawn = self.model.kgf or str(self.model.model).startswith(PREFIX)  # alpha and beta; parts that have no weights
-        named |= {"seed": self.model.seed} if drawn else {}
-        pretrained = task.problem.pretrained
-        named |= {} if pretrained is None else {"weights_digest": pretrained.digest}
-        agreed = task.problem.agreed
-        named |= {"tokenizer_digest": agreed[TOKENIZER]} if TOKENIZER in agreed else {}
-        return named | {
-            "dataset": self.data.dataset,
-            "model": self.model.model,
-            "partition": self.partition.partition,
-            "sample_shape": list(task.problem.sample_shape),
-            "classes": len(task.data.classes),
-            **({} if task.data.learns == "classes" else {"learns": task.data.learns}),
-            **(self._pools(task) if self.partition.newcomers else {}),
-            **({"notes": list(self.notes)} if self.notes else {}),
-        }
-
-    def _pools(self, task: Task) -> dict[str, list[int]]:
-        """The classes that known clients and newcomers hold samples of."""
-        counts = task.data.label_counts()["train"]
-        known = self.partition.clients
-        pools = {"known_classes": counts[:known], "newcomer_classes": counts[known:]}
-        return {
-            name: [c for c, held in enumerate(zip(*rows, strict=True)) if any(held)] for name, rows in pools.items()
-        }
 
 
 TRY_EPOCHS = 40
@@ -289,7 +158,7 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
     groups: dict[str, Any] = {name: group.read(settings) for name, group in GROUPS.items()}
     experiment = Experiment(settings["method"], parameters, **groups)
     if experiment.partition.newcomers or experiment.partition.arrival is not None:
-        _schedule(experiment)
+        return _scheduled(experiment)
     return experiment
 
 
@@ -302,8 +171,8 @@ def _tried_out(name: str) -> dict[str, Any]:
     return {key: value for key, value in quick.items() if value != usual[key]}
 
 
-def _schedule(experiment: Experiment) -> None:
-    """Fill in when newcomers come. Raises UserError for a round they cannot come in."""
+def _scheduled(experiment: Experiment) -> Experiment:
+    """The experiment that says when newcomers come. Raises UserError for a round they cannot come in."""
     e, who = experiment, experiment.partition
     rounds = make_method(e.method, e.parameters).planned_rounds(e.run.rounds)
     if not who.newcomers:
@@ -319,7 +188,7 @@ def _schedule(experiment: Experiment) -> None:
             f"the last of {who.newcomers} newcomers, {who.newcomers_a_round} a round from round {arrival} on, come in "
             f"round {last}, after the last, {rounds}"
         )
-    e.partition = dataclasses.replace(who, arrival=arrival)
+    return dataclasses.replace(e, partition=dataclasses.replace(who, arrival=arrival))
 
 
 def make_method(name: str, parameters: dict[str, Any]) -> Method:

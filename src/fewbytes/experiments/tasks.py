@@ -1,0 +1,184 @@
+"""What an experiment comes to with its data: its task, and the settings that the data settle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.errors import UserError
+from fewbytes.core.devices import check_device
+from fewbytes.core.objective import Objective, Weights, objective_for
+from fewbytes.core.problem import Id, Task
+from fewbytes.data import AUGMENTATIONS, FederatedData, with_transforms
+from fewbytes.experiments.groups import DECLARED, LearningSettings, ModelSettings
+from fewbytes.experiments.loading import TOKENIZER, Loading
+from fewbytes.experiments.settings import Experiment
+from fewbytes.models.build import ModelBuilder
+from fewbytes.models.builders import convolutional
+from fewbytes.models.hugging_face import PREFIX, check_tokenizer
+from fewbytes.models.kgf import Kernels
+from fewbytes.models.normalisation import Normalisation
+from fewbytes.models.pretrained import check_fits, read_pretrained
+from fewbytes.models.yolox import NAMES as DETECTORS
+from fewbytes.running.run import Run
+from fewbytes.running.watcher import Watcher
+
+
+@dataclass(frozen=True)
+class Found:
+    """An experiment with what its data settle (names of classes, columns, figures of a normalisation, the model), its
+    task, and what was found as the data were read, a line each."""
+
+    experiment: Experiment
+    task: Task
+    notes: tuple[str, ...] = ()
+
+    def run(self, out: Path, resume: bool, watcher: Watcher, from_round: int | None = None) -> Run:
+        """The run of it in a folder. Raises UserError for what cannot be run."""
+        settings = dataclasses.replace(
+            self.experiment.run, out=out, resume=resume, from_round=from_round, config=self.experiment.toml(),
+            about=self.about(), watcher=watcher,
+        )  # fmt: skip
+        return Run.of(self.experiment.made(), self.task, settings, self.experiment.policy)
+
+    def about(self) -> dict[str, Any]:
+        """What result.json says of the task."""
+        experiment, task, model = self.experiment, self.task, self.experiment.model
+        settings = experiment.settings()
+        named = {key: value for key, value in settings.items() if key in DECLARED and DECLARED[key].about.brief}
+        drawn = model.kgf or str(model.model).startswith(PREFIX)  # alpha and beta; parts that have no weights
+        named |= {"seed": model.seed} if drawn else {}
+        pretrained = task.problem.pretrained
+        named |= {} if pretrained is None else {"weights_digest": pretrained.digest}
+        agreed = task.problem.agreed
+        named |= {"tokenizer_digest": agreed[TOKENIZER]} if TOKENIZER in agreed else {}
+        return named | {
+            "dataset": experiment.data.dataset,
+            "model": model.model,
+            "partition": experiment.partition.partition,
+            "sample_shape": list(task.problem.sample_shape),
+            "classes": len(task.data.classes),
+            **({} if task.data.learns == "classes" else {"learns": task.data.learns}),
+            **(_pools(task, experiment.partition.clients) if experiment.partition.newcomers else {}),
+            **({"notes": list(self.notes)} if self.notes else {}),
+        }
+
+
+def _pools(task: Task, known: int) -> dict[str, list[int]]:
+    """The classes that so many known clients, and newcomers, hold samples of."""
+    counts = task.data.label_counts()["train"]
+    pools = {"known_classes": counts[:known], "newcomer_classes": counts[known:]}
+    return {name: [c for c, held in enumerate(zip(*rows, strict=True)) if any(held)] for name, rows in pools.items()}
+
+
+def find(experiment: Experiment, here: Sequence[Id] | None = None) -> Found:
+    """Data loaded and dealt out, the model ready to be built. Raises UserError.
+
+    `here`: the clients whose own data are on this machine, where the partition is local: none on a server, one on its
+    node; None stands for all, and the server's.
+    """
+    check_device(experiment.model.device)
+    loading = Loading(experiment.data, experiment.partition, experiment.model)
+    data, agreed = loading.federated(here)
+    data = with_transforms(data, AUGMENTATIONS[loading.data.augment], loading.data.backdoor)
+    model = dataclasses.replace(loading.model, model=_model_name(experiment, data))
+    experiment = dataclasses.replace(experiment, data=loading.data, model=model)
+    build = _builder(model, data)
+    _check_samples(build, data, loading)
+    if build.normalisation is not None:
+        agreed = {**agreed, "normalisation": str(build.normalisation)}
+    task = _task(build, model, data, agreed, _objective(experiment.learning, data))
+    _check_models(build, task, experiment)
+    method = experiment.made()
+    task = method.promising(task, experiment.run.dp, method.planned_rounds(experiment.run.rounds))
+    return Found(experiment, task, tuple(loading.notes))
+
+
+def _model_name(experiment: Experiment, data: FederatedData) -> str:
+    """The model that is named, or else suits the method and the data."""
+    shape = data.test.shape
+    usual = experiment.made().model_for(shape)
+    usual = convolutional(usual, shape) if experiment.model.kgf else usual
+    return experiment.model.model or {"boxes": "yolox-s", "masks": "unet"}.get(data.learns, usual)
+
+
+def _builder(model: ModelSettings, data: FederatedData) -> ModelBuilder:
+    if model.kgf and model.lora:
+        raise UserError("kgf generates the kernels that lora would leave as they are: leave one of them out")
+    normalisation = _normalisation(model.normalise, data)
+    kernels = Kernels(model.kgf, model.seed) if model.kgf else None
+    return ModelBuilder(str(model.model), data.test.shape, len(data.classes), kernels, normalisation, data.learns)
+
+
+def _normalisation(how: Normalisation | None, data: FederatedData) -> Normalisation | None:
+    """How models normalise samples, if they do."""
+    if how is None:
+        return None
+    if data.learns == "boxes":
+        raise UserError("detectors take images as they are: leave normalise out")
+    if not data.test.blank().is_floating_point():
+        raise UserError("normalise is for images and other numbers, and samples here are whole numbers")
+    return how.on(data.test.shape[0])
+
+
+def _check_samples(build: ModelBuilder, data: FederatedData, loading: Loading) -> None:
+    """Raises UserError for a transformer that does not take the samples."""
+    for name in {name for name in build.names if name.startswith(PREFIX)}:
+        if loading.cut is not None:
+            check_tokenizer(name, loading.cut)
+        elif len(build.shape) != 3 and data.test.blank().is_floating_point():
+            raise UserError(f"{name} takes tokens or images, and {loading.data.dataset} holds numbers: take mlp")
+
+
+def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Objective]:
+    """What is learnt of the data, where it is not the usual. Raises UserError."""
+    metrics, weights = learning.metrics, learning.class_weights
+    if metrics is None and weights is None:
+        return {}
+    if data.learns == "boxes":
+        raise UserError("objects are found by a detector's own loss, and scored as COCO does: leave the metrics out")
+    given: Weights | None = None if weights is None else weights.each or "balanced"
+    return {"objective": objective_for(data.learns, metrics, None, given, len(data.classes))}
+
+
+def _task(
+    build: ModelBuilder,
+    model: ModelSettings,
+    data: FederatedData,
+    agreed: Mapping[str, str],
+    objective: Mapping[str, Objective],
+) -> Task:
+    """The task of the data, whose models can be made. Raises UserError."""
+    task = Task.on(
+        data,
+        build,
+        **objective,
+        agreed=agreed,
+        seed=model.seed,
+        precision=model.precision,
+        device=model.device,
+        recalibrate=model.recalibrate,
+        pretrained=None if model.weights is None else read_pretrained(model.weights),
+        lora=model.lora,
+    )
+    try:
+        for client in range(min(len(data.clients), len(build.names))):
+            task.problem.layout(client)  # so that a wrong model is refused before anything is written
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"the model {model.model} cannot be used: {' '.join(str(error).split())}") from None
+    return task
+
+
+def _check_models(build: ModelBuilder, task: Task, experiment: Experiment) -> None:
+    """Raises UserError for models that do not learn what the data hold, or into which the weights do not fit."""
+    detects, name, dataset = build.learns == "boxes", experiment.model.model, experiment.data.dataset
+    if detects and not all(hasattr(task.problem.on_cpu().model(i), "loss") for i in range(len(build.names))):
+        raise UserError(f"{dataset} holds objects to be found: take a detector, such as yolox-s, not {name}")
+    if task.problem.pretrained is not None:
+        bare = dataclasses.replace(task.problem, lora=None)
+        check_fits(task.problem.pretrained, [bare.model(i) for i in bare.architectures()])
+    if not detects and set(build.names) & set(DETECTORS):
+        raise UserError(f"{name} finds objects, and {dataset} has no boxes of any: take another model")
