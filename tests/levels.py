@@ -47,7 +47,7 @@ SLOW = {
     "cli/test_new.py": "a new project's tests",
     "cli/test_explains.py::test_a_new_project": "a new project's tests",
     "cli/test_cli.py::test_interrupted": "long runs that are interrupted",
-    "flower/test_compat.py::test_a_simulations_pool": "starts Ray",
+    "flower/test_private.py::test_a_simulations_pool": "starts Ray",
     "flower/test_flower.py::test_with_a_schedule": "runs with clients that come and go",
     "process/test_adapters_example.py": "an example of minutes",
     "process/test_chaos.py": "deployments over links that fail",

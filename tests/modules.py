@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -17,6 +18,10 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
+DOCUMENTED = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
+"""The modules of Flower's API reference that the package uses."""
+PRIVATE = "fewbytes.flower.private"
+"""The package that may use other parts of Flower, and private ones of Ray."""
 
 
 def imports_of(path: Path) -> set[str]:
@@ -29,6 +34,26 @@ def imports_of(path: Path) -> set[str]:
             whole = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else str(node.module) for name in whole}
     return found
+
+
+def parts_of(path: Path) -> set[str]:
+    """`module.name` of all that a file imports, also as text: `import_module("…")`, `replaced("module", "name")`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "replaced"):
+            names = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+            found.add(".".join(map(str, names)))
+    return found
+
+
+def private_parts(module: str) -> set[str]:
+    """What a module imports of Flower, and of Ray, that these do not document."""
+    parts = {each for each in parts_of(MODULES[module]) if re.match(r"flwr\b|ray\._|ray\.core\b", each)}
+    return {each for each in parts if each.rpartition(".")[0] not in DOCUMENTED}
 
 
 def closure(module: str, within: Collection[str]) -> set[str]:

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from modules import MODULES, imports_of, room
+from modules import MODULES, PRIVATE, imports_of, private_parts, room
 
 import fewbytes
 
@@ -32,7 +32,7 @@ FLOORS = [
 """A room may import itself and the floors below its own."""
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 ONLY = {"flwr": "flower", "typer": "cli", "jinja2": "report"}
-
+ROOT = Path(__file__).parents[1]
 
 IMPORTS = {name: imports_of(path) for name, path in MODULES.items()}
 
@@ -65,6 +65,23 @@ def test_a_library_has_one_room(library):
     assert importing == {ONLY[library]}
 
 
+def test_private_parts_of_flower_are_imported_in_one_place():
+    elsewhere = {module: private_parts(module) for module in MODULES if not module.startswith(PRIVATE)}
+    assert not {module: parts for module, parts in elsewhere.items() if parts}
+
+
+def test_a_page_says_of_every_private_part_of_flower_what_it_is_for():
+    listed = {}
+    for section in (ROOT / "docs" / "flower-private.md").read_text().split("\n## private/")[1:]:
+        rows = re.findall(r"^\| `([\w.]+)`(?:: ([^|]+))? \|", section.partition("\n## ")[0], re.MULTILINE)
+        names = {module: re.findall(r"`(\w+)`", names) for module, names in rows}
+        listed[section.partition(".py")[0]] = {
+            f"{module}.{name}".rstrip(".") for module in names for name in names[module] or [""]
+        }
+    used = {module.rpartition(".")[2]: private_parts(module) for module in MODULES if module.startswith(PRIVATE)}
+    assert listed == {name: parts for name, parts in used.items() if parts}
+
+
 def test_the_package_imports_nothing_that_only_some_need():
     code = "import sys; from fewbytes import *; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
@@ -95,7 +112,6 @@ def test_public_names_are_found_when_they_are_used():
 
 
 def test_every_extra_is_in_the_table_of_them():
-    root = Path(__file__).parents[1]
-    section = (root / "docs" / "command-line.md").read_text().partition("## Extras")[2].partition("\n## ")[0]
-    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    section = (ROOT / "docs" / "command-line.md").read_text().partition("## Extras")[2].partition("\n## ")[0]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == extras.keys() - {"docs", "dev"}

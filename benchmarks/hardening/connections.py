@@ -49,8 +49,8 @@ from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.children import family_of
 from fewbytes.flower.fleet import Fleet
-from fewbytes.flower.inside import bearing_bad_links
 from fewbytes.flower.network import Exchange
+from fewbytes.flower.private.supernode import retrying_more
 from fewbytes.flower.processes import Processes
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
@@ -479,13 +479,13 @@ def reconnections(nodes: int) -> list[Figure]:
     def node() -> None:
         with httpx.Client(trust_env=False) as client:
 
-            def call(_: object = None) -> httpx.Response:
+            def call() -> httpx.Response:
                 return client.post(f"http://127.0.0.1:{proxy.port}")
 
             if KIND == "resident":
-                fleet._ask(call, None)
+                fleet._ask(call)
             else:
-                bearing_bad_links(make_simple_http_retry_invoker()).invoke(call)
+                retrying_more(make_simple_http_retry_invoker()).invoke(call)
 
     with _served(serve) as address, Proxy(*address) as proxy, tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -26,8 +26,7 @@ from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments import app
 from fewbytes.experiments.groups import GROUPS
 from fewbytes.flower.allowance import Allowed
-from fewbytes.flower.compat import app_config
-from fewbytes.flower.guarded import MANIFEST, application_files, is_installed, manifest_of
+from fewbytes.flower.application import MANIFEST, app_config, application_files, is_installed, manifest_of
 from fewbytes.flower.node import Allows, Node
 from fewbytes.methods.parts import masks
 from fewbytes.methods.parts.averaging import Model

@@ -21,8 +21,8 @@ from runs import until
 import fewbytes as fb
 from fewbytes.experiments.deploy import Deployment, places
 from fewbytes.experiments.settings import make_experiment
-from fewbytes.flower import compat
 from fewbytes.flower.children import Child, Process, end, is_alive, running, send
+from fewbytes.flower.private import programs
 from fewbytes.flower.processes import Processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process started")
@@ -36,7 +36,7 @@ def start(tmp_path) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def new(called: str) -> Process:
-        environment = {**os.environ, compat.HOME: str(tmp_path / "deployment" / "flower-home")}
+        environment = {**os.environ, programs.HOME: str(tmp_path / "deployment" / "flower-home")}
         started.append(subprocess.Popen([called, "60"], executable=shutil.which("sleep"), env=environment))
         pid = started[-1].pid
         assert until(lambda: called.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -58,14 +58,16 @@ def prepare(folder: Path, left: str | None) -> None:
 
 
 def test_the_server_that_a_killed_deployment_left_is_ended_and_no_process_that_only_looks_like_it(tmp_path, start):
-    server, copy = start(compat.SERVER), start(compat.SERVER)
+    server, copy = start(programs.SERVER), start(programs.SERVER)
     prepare(tmp_path, json.dumps({"event": "began", "pid": server[0], "started": server[1]}) + "\n")
     assert until(lambda: not is_alive(server))
     assert is_alive(copy)
 
 
 @pytest.mark.parametrize(
-    ("called", "started"), [(compat.SERVER, "1"), (compat.SERVER, ""), ("sleep", None)], ids=["reused", "none", "other"]
+    ("called", "started"),
+    [(programs.SERVER, "1"), (programs.SERVER, ""), ("sleep", None)],
+    ids=["reused", "none", "other"],
 )
 def test_a_process_that_has_the_id_but_is_another_is_left_alone(tmp_path, start, called, started):
     """Its id was given again; or the file is a stranger's, and names a process of the user's."""
@@ -77,7 +79,7 @@ def test_a_process_that_has_the_id_but_is_another_is_left_alone(tmp_path, start,
 
 @pytest.mark.parametrize("left", [None, "", '{"event": "beg', "[1]\n", '{"pid": 99999999999, "started": "1"}\n'])
 def test_a_log_of_events_that_names_no_process_hinders_nothing(tmp_path, start, left):
-    process = start(compat.SERVER)
+    process = start(programs.SERVER)
     prepare(tmp_path, left)
     assert is_alive(process)
 
@@ -93,8 +95,8 @@ def test_a_signal_reaches_that_very_process_only(start):
 def test_that_nothing_can_start_the_runs_server_any_more_is_noticed(tmp_path):
     """As when what the SuperLink starts for it is killed: the run would stand still for ever."""
     processes = Processes(tmp_path, "127.0.0.1:0")
-    script = tmp_path / f"{compat.LAUNCHER}.sh"  # a file: the bare name is in no command line but the launcher's
-    script.write_text(f"(exec -a {compat.LAUNCHER} sleep 600) & wait")
+    script = tmp_path / f"{programs.LAUNCHER}.sh"  # a file: the bare name is in no command line but the launcher's
+    script.write_text(f"(exec -a {programs.LAUNCHER} sleep 600) & wait")
     link = Child(["bash", str(script)], tmp_path, tmp_path / "log")
     processes._superlink, processes._answered = link, time.monotonic()
     try:

@@ -30,23 +30,22 @@ from flwr.app import Message
 
 from fewbytes.experiments import app
 from fewbytes.experiments.groups import GROUPS
-from fewbytes.flower import compat, inside
-from fewbytes.flower.apps import FOLDERS, client_app
-from fewbytes.flower.compat import app_config
-from fewbytes.flower.guarded import (
+from fewbytes.flower.application import (
     APPLICATION,
     APPS,
     BUNDLE_BYTES,
     MANIFEST,
     UNPACKED_BYTES,
-    Gate,
+    app_config,
     application_files,
     is_installed,
-    knows,
     manifest_of,
 )
+from fewbytes.flower.apps import FOLDERS, client_app
+from fewbytes.flower.guarded import Gate, knows
 from fewbytes.flower.messages import read_content, seal_of, write_content
 from fewbytes.flower.node import Order
+from fewbytes.flower.private import files, requests
 
 FEW = fb.Policy(round_timeout=5, connect_timeout=5, min_replies=0.25, strikes=99)
 REPLAYED = "it answers another order, of an earlier round or another run"
@@ -401,7 +400,7 @@ def test_the_gate_opens_to_other_machines_for_nodes_alone(client, path, open_to_
         sent.append(event)
 
     scope = {"type": "http", "path": path, "client": (client, 1), "headers": []}
-    asyncio.run(Gate(within, inside.FLEET, lambda scope: False)(scope, None, send))
+    asyncio.run(Gate(within, requests.FLEET, lambda scope: False)(scope, None, send))
     assert reached == ([path] if open_to_it else [])
     assert [event["status"] for event in sent if "status" in event] == ([] if open_to_it else [403])
 
@@ -417,7 +416,7 @@ def test_what_asks_for_no_key_is_shut_on_the_machine_itself(path):
         sent.append(event)
 
     scope = {"type": "http", "path": path, "client": ("127.0.0.1", 1), "headers": []}
-    asyncio.run(Gate(within, inside.FLEET, lambda scope: True)(scope, None, send))
+    asyncio.run(Gate(within, requests.FLEET, lambda scope: True)(scope, None, send))
     assert not reached
     assert [event["status"] for event in sent if "status" in event] == [404]
 
@@ -445,7 +444,7 @@ def test_much_is_read_of_nodes_alone_and_from_nobody_without_end(header, strange
             sent.append(event)
 
         scope = {"type": "http", "path": "/v1/fleet/push-object", "client": ("192.0.2.7", 1), "headers": [header]}
-        asyncio.run(Gate(within, inside.FLEET, lambda scope, known=known: known)(scope, None, send))
+        asyncio.run(Gate(within, requests.FLEET, lambda scope, known=known: known)(scope, None, send))
         assert [event["status"] for event in sent if "status" in event] == wanted
         assert len(reached) == (not wanted)
 
@@ -458,19 +457,19 @@ def test_the_token_is_known_or_not():
 
 
 def test_of_a_database_that_is_purged_the_nodes_stay(tmp_path):
-    path = tmp_path / compat.DATABASE
+    path = tmp_path / files.DATABASE
     with closing(sqlite3.connect(path)) as there:
         there.execute("create table node (id)")
         there.execute("create table objects (content)")
         there.execute("insert into node values (7)")
         there.execute("insert into objects values (?)", (b"an upload " * 1000,))
         there.commit()
-    compat.purge(path)
+    files.purge(path)
     assert b"an upload" not in path.read_bytes()
     with closing(sqlite3.connect(path)) as there:
         assert there.execute("select id from node").fetchall() == [(7,)]
         assert there.execute("select count(*) from objects").fetchone() == (0,)
-    compat.purge(tmp_path / "none")  # which is none
+    files.purge(tmp_path / "none")  # which is none
 
 
 def test_what_a_run_and_its_nodes_keep_is_their_owners_alone(tmp_path):

@@ -36,11 +36,9 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.flower import children
+from fewbytes.flower.application import app_config, application_files
 from fewbytes.flower.certificates import write_certificates, write_node_key
-from fewbytes.flower.compat import (
-    ENVIRONMENT,
-    app_config,
-    connection_config,
+from fewbytes.flower.private.cli import (
     failure,
     in_json,
     list_nodes_command,
@@ -50,7 +48,8 @@ from fewbytes.flower.compat import (
     stop_command,
     submit_command,
 )
-from fewbytes.flower.guarded import application_files
+from fewbytes.flower.private.files import connection_config
+from fewbytes.flower.private.programs import ENVIRONMENT
 from fewbytes.flower.processes import Processes
 
 KINDS = ("resident", "stock")
@@ -407,7 +406,7 @@ def test_a_kill_leaves_nothing(kind, count, tmp_path):
 import os, signal, time
 from pathlib import Path
 from fewbytes.flower import children
-from fewbytes.flower.guarded import application_files
+from fewbytes.flower.application import application_files
 from fewbytes.flower.processes import Processes
 with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0", resident={kind == "resident"}) as deployment:
     deployment.start_superlink()

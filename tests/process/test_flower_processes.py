@@ -25,8 +25,8 @@ import fewbytes as fb
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
+from fewbytes.flower.application import app_config
 from fewbytes.flower.certificates import write_node_key
-from fewbytes.flower.compat import app_config
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.processes import Processes
 

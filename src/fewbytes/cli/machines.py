@@ -100,9 +100,9 @@ def be_nodes(
     files: Annotated[list[Path], typer.Argument(help="What each is, as `fewbytes deploy` writes it.", metavar="FILE…")],
 ) -> None:
     """Be the node of a client, or of a few, of a deployment: application and data are loaded once and stay."""
-    from fewbytes.flower import compat
+    from fewbytes.flower.private import programs
 
-    os.environ.update({**compat.ENVIRONMENT, **os.environ})  # which Flower reads as it is imported
+    os.environ.update({**programs.ENVIRONMENT, **os.environ})  # which Flower reads as it is imported
     from fewbytes.experiments.app import client
     from fewbytes.flower.node_file import NodeFile
     from fewbytes.flower.resident import serve

@@ -20,10 +20,10 @@ from fewbytes.base.named import MODULES
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
 from fewbytes.experiments.settings import Experiment
-from fewbytes.flower import compat
+from fewbytes.flower.application import application_files
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.children import is_alive, send
-from fewbytes.flower.guarded import application_files
+from fewbytes.flower.private import cli, files, programs
 from fewbytes.flower.processes import Processes
 from fewbytes.running.checkpoint import Checkpoints
 from fewbytes.running.signals import terminating
@@ -151,7 +151,7 @@ class Deployment:
                 file.write(self._asked.encode())
         (self.out / EVENTS).unlink(missing_ok=True)
         if not self.remote:  # a new SuperLink: an old one takes its nodes for connected for a minute more
-            for name in (*compat.DATABASE_FILES, "nodes.json"):
+            for name in (*files.DATABASE_FILES, "nodes.json"):
                 (self.folder / name).unlink(missing_ok=True)
         self._write_app()
         hosts = ",".join(place.name for place in self.nodes) if self.remote else None
@@ -174,21 +174,21 @@ class Deployment:
             with open(self.out / EVENTS, encoding="utf-8", opener=open_plain) as file:
                 event = json.loads(file.readline())
             server = int(event["pid"]), str(event["started"])
-            if compat.SERVER.encode() in Path(f"/proc/{server[0]}/cmdline").read_bytes() and server[1]:
+            if programs.SERVER.encode() in Path(f"/proc/{server[0]}/cmdline").read_bytes() and server[1]:
                 send(server, signal.SIGKILL)  # its checkpoints are whole
 
     def commands(self) -> str:
         """What to run where, for people."""
         home = f"{self.folder}/flower-home"
-        lines = ["on this machine:", f"  export {compat.HOME}={home} {ENVIRONMENT}"]
+        lines = ["on this machine:", f"  export {programs.HOME}={home} {ENVIRONMENT}"]
         lines.append(f"  {shlex.join(self.processes.superlink_command())}")
         for i, place in enumerate(self.nodes):
-            register = compat.register_command(self.folder / "keys" / f"{place.name}.pub", place.name)
+            register = cli.register_command(self.folder / "keys" / f"{place.name}.pub", place.name)
             lines.append(f"  {shlex.join(register)}")
             if place.here:
                 command = self.processes.node_command(place.name, self._node_config(i), port=9094 + i)
-                lines.append(f"  {compat.HOME}={self.folder}/homes/{place.name} {shlex.join(command)}")
-        lines.append(f"  {shlex.join(compat.submit_command(self.folder / 'app'))}")
+                lines.append(f"  {programs.HOME}={self.folder}/homes/{place.name} {shlex.join(command)}")
+        lines.append(f"  {shlex.join(cli.submit_command(self.folder / 'app'))}")
         return "\n".join([*lines, *self.elsewhere()])
 
     def elsewhere(self) -> list[str]:

@@ -12,13 +12,13 @@ from typing import Any
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.core.problem import Id
 from fewbytes.experiments.settings import Experiment
-from fewbytes.flower import compat
+from fewbytes.flower.private import programs
 from fewbytes.flower.processes import CA, Processes
 from fewbytes.models.hugging_face import PREFIX
 
 ENVIRONMENT, STOCK_ENVIRONMENT = (
     " ".join(f"{name}={value}" for name, value in variables.items())
-    for variables in (compat.ENVIRONMENT, compat.SUPERNODE_ENVIRONMENT)
+    for variables in (programs.ENVIRONMENT, programs.SUPERNODE_ENVIRONMENT)
 )
 START = """#!/bin/sh
 # The node {name}. FEWBYTES_DATA names the folder of its data sets. {about}
@@ -86,7 +86,7 @@ def write_host(processes: Processes, experiment: Experiment, client: Id, name: s
         name, config | allowed(experiment, here=False), address, folder, port=9094 + client
     )
     about = RESIDENT_NODE if processes.resident else STOCK_NODE
-    environment = f"{compat.HOME}=$PWD/flower-home {ENVIRONMENT if processes.resident else STOCK_ENVIRONMENT}"
+    environment = f"{programs.HOME}=$PWD/flower-home {ENVIRONMENT if processes.resident else STOCK_ENVIRONMENT}"
     for part, text in (
         ("start.sh", START.format(name=name, about=about, environment=environment, command=shlex.join(command))),
         (f"fewbytes-{name}.service", UNIT.format(name=name)),

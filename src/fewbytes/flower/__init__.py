@@ -6,7 +6,7 @@ from fewbytes.base.extras import needs
 
 needs("Flower", "flower", "flwr")
 
-from fewbytes.flower.compat import QUIET  # noqa: E402
+from fewbytes.flower.private.programs import QUIET  # noqa: E402
 
 for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)  # here, for whichever module imports flwr first

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
-from fewbytes.flower import compat
+from fewbytes.flower.application import REQUIREMENT
+from fewbytes.flower.private.programs import ENVIRONMENT, HOME, last_words
 
 GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
 Process = tuple[int, str]
@@ -28,7 +29,7 @@ class Child:
     """A lasting process that appends to its log."""
 
     def __init__(
-        self, command: Sequence[str], home: Path, log: Path, variables: Mapping[str, str] = compat.ENVIRONMENT
+        self, command: Sequence[str], home: Path, log: Path, variables: Mapping[str, str] = ENVIRONMENT
     ) -> None:
         self.log = log
         with open(log, "ab") as file:
@@ -39,7 +40,7 @@ class Child:
         """Why it ended: the signal, or what its log says last."""
         if (self.process.returncode or 0) < 0:
             return f"killed by {signal.Signals(-self.process.returncode).name}"
-        return compat.last_words(self.log.read_bytes()[self._from :][-(1 << 16) :])
+        return last_words(self.log.read_bytes()[self._from :][-(1 << 16) :])
 
 
 def start(
@@ -48,12 +49,12 @@ def start(
     output: Any,
     errors: Any,
     heard: int = subprocess.DEVNULL,
-    variables: Mapping[str, str] = compat.ENVIRONMENT,
+    variables: Mapping[str, str] = ENVIRONMENT,
 ) -> subprocess.Popen[bytes]:
     """Start one of Flower's commands in a session of its own."""
     # Flower finds flower-superexec, flwr-serverapp and flwr-clientapp on PATH
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environment = {**variables, **os.environ, compat.HOME: str(home.absolute()), "PATH": path}
+    environment = {**variables, **os.environ, HOME: str(home.absolute()), "PATH": path}
     environment["PYTHONSAFEPATH"] = "1"  # what lies in the current folder stands for no library
     libc, parent = ctypes.CDLL(None), os.getpid()
 
@@ -152,7 +153,7 @@ def executable(command: str) -> str:
     beside = Path(sys.executable).parent / command
     path = str(beside) if beside.exists() else shutil.which(command)
     if path is None:
-        raise UserError(f"{command} not found: a deployment needs Flower: pip install '{compat.REQUIREMENT}'")
+        raise UserError(f"{command} not found: a deployment needs Flower: pip install '{REQUIREMENT}'")
     return path
 
 

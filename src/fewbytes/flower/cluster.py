@@ -22,9 +22,9 @@ from fewbytes.core.problem import Id, Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
 from fewbytes.engines.store import SECRET, TRAINED, ClientStore
-from fewbytes.flower.actors import ray_cluster
-from fewbytes.flower.compat import QUIET
 from fewbytes.flower.node import Node, Order
+from fewbytes.flower.private.programs import QUIET
+from fewbytes.flower.private.ray_cluster import ray_cluster
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire import Frame
 

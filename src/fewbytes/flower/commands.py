@@ -16,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from fewbytes.base.errors import FewbytesError
-from fewbytes.flower import compat
 from fewbytes.flower.children import start
+from fewbytes.flower.private.cli import flwr_commands
+from fewbytes.flower.private.programs import last_words
 
 END = "-- end of the answer --"
 COMMAND_SECONDS = 120  # for a command; the first loads Flower
@@ -43,7 +44,7 @@ class Commands:
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             more = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
             if not more:
-                why = "it has ended: " + compat.last_words(said) if ready else f"no answer in {COMMAND_SECONDS} s"
+                why = "it has ended: " + last_words(said) if ready else f"no answer in {COMMAND_SECONDS} s"
                 raise FewbytesError(f"{' '.join(command)}: {why}")
             said += more
         return said.removesuffix(end)
@@ -56,7 +57,7 @@ class Commands:
 
 def main() -> None:
     """Run what standard input says, until it ends."""
-    run = compat.flwr_commands()
+    run = flwr_commands()
     for line in sys.stdin:
         with suppress(SystemExit):
             run(json.loads(line))

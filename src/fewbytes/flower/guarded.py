@@ -10,30 +10,16 @@ hub alone, and needs a network.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
-import io
 import ipaddress
 import math
 import sys
-import tomllib
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fewbytes.flower import inside
-from fewbytes.flower.compat import app_config
+from fewbytes.flower.application import APPLICATION, is_installed
 from fewbytes.flower.held import Held
-
-APPS = 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'
-"""All the code of the application that `fewbytes deploy` submits: its file apps.py."""
-APPLICATION = "fewbytes/fewbytes-run 1.0.0"
-"""Its publisher, name and version."""
-MANIFEST = ".info/CONTENT"
-"""The list of its files that Flower adds to an application's bundle."""
-BUNDLE_BYTES, UNPACKED_BYTES = 1 << 18, 1 << 20  # of a bundle, and of all in it
 
 STRANGERS_BYTES = 1 << 16  # of a request's body, that anybody may send
 NODES_BYTES = 1 << 26  # that a node may; of a model Flower sends at most 21 MB at once
@@ -101,66 +87,22 @@ def knows(token: bytes, said: str | bytes | None) -> bool:
     return bool(token) and hmac.compare_digest(said, token)
 
 
-def application_files(run_config: Mapping[str, Any]) -> dict[str, str]:
-    """The files of the application that `fewbytes deploy` submits, by name; a run's settings are all that differs."""
-    config = app_config("apps:server", "apps:client", run_config)
-    return {"pyproject.toml": config, "apps.py": APPS, "LICENSE": "Apache-2.0\n"}
-
-
-def manifest_of(files: Mapping[str, bytes]) -> list[str]:
-    """What Flower writes of an application's files, a line each in any order. A node opens and reads what it names."""
-    return sorted(f"{name},{hashlib.sha256(data).hexdigest()},{8 * len(data)}" for name, data in files.items())
-
-
-def is_installed(bundle: bytes) -> bool:
-    """Whether an application's bundle (a zip file) holds the files of `application_files`, their manifest, and nothing
-    else.
-
-    Python runs more than .py files (bytecode, extensions, packages of any name, .pth), so what is not known is refused.
-    """
-    if len(bundle) > BUNDLE_BYTES:
-        return False
-    try:
-        with zipfile.ZipFile(io.BytesIO(bundle)) as there:
-            members = there.infolist()
-            packed = {member.compress_type for member in members} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-            known = sorted(member.filename for member in members) == sorted([*application_files({}), MANIFEST])
-            if packed or not known or sum(member.file_size for member in members) > UNPACKED_BYTES:
-                return False
-            files = {member.filename: there.read(member) for member in members}
-        said = files.pop(MANIFEST).decode().splitlines()
-        described = tomllib.loads(files["pyproject.toml"].decode())
-        wanted = application_files(described["tool"]["flwr"]["app"]["config"])
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        KeyError,
-        NotImplementedError,
-        OSError,
-        RecursionError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):
-        return False
-    same = all(files[name] == text.encode() for name, text in wanted.items() if name != "pyproject.toml")
-    return same and described == tomllib.loads(wanted["pyproject.toml"]) and sorted(said) == manifest_of(files)
-
-
 def main() -> None:
     """Run what the first argument names with the others."""
-    kind = sys.argv.pop(1)
-    if kind == "superlink":
+    if sys.argv.pop(1) == "superlink":
+        from fewbytes.flower.private import requests, superlink
+
         secret = Path(sys.argv.pop(1))
         token = secret.read_bytes()
-        inside.run_superlink(
+        superlink.run_superlink(
             secret,
-            lambda app, open_path, is_node: Gate(Held(app, inside), open_path, is_node),
+            lambda app: Gate(Held(app, requests), requests.FLEET, superlink.is_node),
             lambda said: knows(token, said),
         )
     else:
-        inside.run_supernode(is_installed, APPLICATION)
+        from fewbytes.flower.private.supernode import run_supernode
+
+        run_supernode(is_installed, APPLICATION)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,10 @@ from fewbytes.engines.local import memory_bytes
 from fewbytes.engines.requests import Request, Requests
 from fewbytes.engines.store import ClientStore
 from fewbytes.engines.underway import Work
-from fewbytes.flower.compat import away, connected_nodes, look_often
 from fewbytes.flower.messages import decoded, read_content, seal_of, sealed, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
+from fewbytes.flower.private.errors import away
+from fewbytes.flower.private.grid import connected_nodes, look_often
 from fewbytes.running.settings import Settings
 from fewbytes.wire import Frame
 

@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import lock, make_durable, private_folder
-from fewbytes.flower import compat
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
 from fewbytes.flower.children import (
     Child,
@@ -36,6 +35,7 @@ from fewbytes.flower.children import (
 )
 from fewbytes.flower.commands import Commands
 from fewbytes.flower.node_file import NodeFile
+from fewbytes.flower.private import cli, files, programs
 
 START_SECONDS = 120  # for the SuperLink to answer
 LAUNCHER_SECONDS = 60  # from then on, for what starts a run's server
@@ -84,14 +84,14 @@ class Processes:
         self._lock: BinaryIO | None = None
 
     def __enter__(self) -> Processes:
-        for command in compat.COMMANDS:
+        for command in programs.COMMANDS:
             executable(command)
         private_folder(self.folder)
         (self.folder / "logs").mkdir(exist_ok=True)
         self._lock = lock(self.folder / "lock")
         if self._lock is None:
             raise UserError(f"{self.folder}: another deployment is running there: stop it, or wait for its end")
-        compat.purge(self.folder / compat.DATABASE)  # of a deployment that was killed
+        files.purge(self.folder / files.DATABASE)  # of a deployment that was killed
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +99,7 @@ class Processes:
             end(list(self._nodes.values()))  # first, for they sign off
         finally:
             end([self._superlink] if self._superlink else [])
-            compat.purge(self.folder / compat.DATABASE)
+            files.purge(self.folder / files.DATABASE)
             self._nodes, self._superlink = {}, None
             if self._commands is not None:
                 self._commands.close()
@@ -116,8 +116,8 @@ class Processes:
     def superlink_command(self) -> list[str]:
         """The SuperLink's command line."""
         folder = self.folder
-        database = folder / compat.DATABASE if self._lasting else None
-        return compat.superlink_command(self._host, self._port, folder / "certificates", database, self._token)
+        database = folder / files.DATABASE if self._lasting else None
+        return programs.superlink_command(self._host, self._port, folder / "certificates", database, self._token)
 
     def node_command(
         self,
@@ -144,7 +144,7 @@ class Processes:
             return [python, "-m", "fewbytes", "node", path.name if folder else str(path)]
         there = Path(".") if folder else self.folder
         guarded_by = None if self._any_app else python
-        return compat.supernode_command(
+        return programs.supernode_command(
             superlink, port, there / CA, there / "keys" / node_name(name), node_config, guarded_by
         )
 
@@ -185,12 +185,12 @@ class Processes:
         """Write where the SuperLink is for `flwr`, with flower-home as its FLWR_HOME, and the token that it obeys."""
         home = self.folder / "flower-home"
         home.mkdir(exist_ok=True)
-        name, text = compat.connection_config(self.local_address, self.folder / "certificates" / "ca.crt")
+        name, text = files.connection_config(self.local_address, self.folder / "certificates" / "ca.crt")
         write_file(home / name, text.encode())
         if not self._token.exists():
             self._token.parent.mkdir(exist_ok=True)
             write_file(self._token, secrets.token_hex(32).encode(), 0o600)
-        name, text = compat.credentials(self.local_address, self._token.read_text())
+        name, text = files.credentials(self.local_address, self._token.read_text())
         write_file(home / name, text.encode(), 0o600)
 
     def check(self) -> None:
@@ -209,11 +209,11 @@ class Processes:
         if not self._launchers:
             family = family_of({self._superlink.process.pid})
             commands = {each: [Path(argument).name for argument in command_of(each)] for each in family}
-            self._launchers = {each for each, command in commands.items() if compat.LAUNCHER in command}
+            self._launchers = {each for each, command in commands.items() if programs.LAUNCHER in command}
         late = time.monotonic() > self._answered + LAUNCHER_SECONDS
         if not any(map(is_alive, self._launchers)) and (self._launchers or late):
             why = f"which is to start the run's server, has ended ({self.folder / 'logs' / 'superlink.log'})"
-            raise FewbytesError(f"{compat.LAUNCHER}, {why}")
+            raise FewbytesError(f"{programs.LAUNCHER}, {why}")
 
     def ended(self) -> list[Ended]:
         """The nodes started here whose process has ended on its own."""
@@ -231,11 +231,11 @@ class Processes:
         for name in new:
             write_node_key(self.folder / "keys", name)
         for name in new:
-            answer = self._flwr(compat.register_command(self.folder / "keys" / f"{name}.pub", name))
-            why = compat.failure(answer)
+            answer = self._flwr(cli.register_command(self.folder / "keys" / f"{name}.pub", name))
+            why = cli.failure(answer)
             if not why:
-                ids[name] = compat.registered_id(answer)
-            elif compat.ALREADY_REGISTERED not in why:  # if it is, nodes.json was lost
+                ids[name] = cli.registered_id(answer)
+            elif cli.ALREADY_REGISTERED not in why:  # if it is, nodes.json was lost
                 raise FewbytesError(f"registering {name}: {why}")
             write_file(self.folder / "nodes.json", json.dumps(ids, indent=1).encode())
         if new:
@@ -243,7 +243,7 @@ class Processes:
 
     def node_status(self) -> dict[str, str]:
         """Each registered node's "registered" (never seen yet), "online" or "offline". Raises FewbytesError."""
-        status = compat.node_statuses(self._one("listing the nodes", compat.list_nodes_command()))
+        status = cli.node_statuses(self._one("listing the nodes", cli.list_nodes_command()))
         return {name: status[node] for name, node in self._node_ids().items() if node in status}
 
     def start_node(
@@ -265,23 +265,23 @@ class Processes:
         port = 0 if self.resident else free_port("127.0.0.1", self._ports)
         self._ports.add(port)
         command = self.node_command(name, node_config, superlink, port=port)
-        variables = compat.ENVIRONMENT if self.resident else compat.SUPERNODE_ENVIRONMENT
+        variables = programs.ENVIRONMENT if self.resident else programs.SUPERNODE_ENVIRONMENT
         self._nodes[name] = Child(command, home, self.folder / "logs" / f"{name}.log", variables)
 
     def submit(self, app: Path) -> int:
         """Submit the Flower app in the folder `app`; its run's id. Raises FewbytesError with Flower's message."""
-        return compat.run_id(self._one(f"submitting {app}", compat.submit_command(app.absolute())))
+        return cli.run_id(self._one(f"submitting {app}", cli.submit_command(app.absolute())))
 
     def run_status(self, run: int) -> tuple[str, str]:
         """A run's status and details: pending, starting, running, finished:completed, …:failed, …:stopped.
 
         Raises FewbytesError with Flower's message.
         """
-        return compat.run_status(self._one(f"run {run}", compat.run_status_command(run)))
+        return cli.run_status(self._one(f"run {run}", cli.run_status_command(run)))
 
     def stop(self, run: int) -> None:
         """Stop a run. Raises FewbytesError with Flower's message, also if it has finished."""
-        self._one(f"stopping run {run}", compat.stop_command(run))
+        self._one(f"stopping run {run}", cli.stop_command(run))
 
     def _node_ids(self) -> dict[str, str]:
         path = self.folder / "nodes.json"
@@ -289,7 +289,7 @@ class Processes:
 
     def _one(self, doing: str, command: Sequence[str]) -> dict[str, Any]:
         answer = self._flwr(command)
-        if why := compat.failure(answer):
+        if why := cli.failure(answer):
             raise FewbytesError(f"{doing}: {why}")
         return answer
 
@@ -298,4 +298,4 @@ class Processes:
         self.check()
         if self._commands is None:
             self._commands = Commands(self.folder / "flower-home")
-        return compat.read_answer(self._commands.run(compat.in_json(command)))
+        return cli.read_answer(self._commands.run(cli.in_json(command)))

@@ -22,10 +22,11 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
 from fewbytes.base.errors import FewbytesError, one_line, visible
-from fewbytes.flower.compat import APP_RAISED, APP_REFUSED, LOGGER
-from fewbytes.flower.fleet import Fleet, Received, Refused, RunOver, Stopped
-from fewbytes.flower.guarded import is_installed
+from fewbytes.flower.application import is_installed
+from fewbytes.flower.fleet import Fleet, Refused, RunOver, Stopped
 from fewbytes.flower.node_file import NodeFile
+from fewbytes.flower.private.errors import APP_RAISED, APP_REFUSED
+from fewbytes.flower.private.programs import LOGGER
 
 LEAVE_SECONDS = 2.0  # for a node that is to end
 AGAIN_SECONDS = 1.0  # before a SuperLink that has refused something is asked again who this node is
@@ -95,15 +96,15 @@ class _Resident(threading.Thread):
         if self.failed is not None:
             self._say(f"ERROR: {self.failed}")
 
-    def _serve(self, received: Received) -> None:
+    def _serve(self, message: Message) -> None:
         started = time.monotonic()
-        asked = received.message.metadata
+        asked = message.metadata
         try:
-            reply = self._worker.submit(self._reply, received.message).result()
+            reply = self._worker.submit(self._reply, message).result()
             seconds = time.monotonic() - started
-            self.fleet.answer(received, reply, seconds)
+            self.fleet.answer(message, reply, seconds)
         except RunOver:
-            self.fleet.confirm(received)
+            self.fleet.confirm(message)
             return
         sent = time.monotonic() - started - seconds
         self._say(f"round {asked.group_id or 0}: {asked.message_type} took {seconds:.2f} s, its reply {sent:.2f} s")

@@ -16,11 +16,11 @@ from fewbytes.base.cores import available_cores
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import ScratchFolder
 from fewbytes.engines.frames import FrameFolder, shared_memory
-from fewbytes.flower.actors import lasting_pool
 from fewbytes.flower.apps import make_server_app, simulated_client_app
 from fewbytes.flower.cluster import connect, start_keeper
-from fewbytes.flower.compat import LOGGER
 from fewbytes.flower.network import Exchange
+from fewbytes.flower.private.pool import lasting_pool
+from fewbytes.flower.private.programs import LOGGER
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
 from fewbytes.running.signals import terminating

@@ -1,5 +1,4 @@
-"""What `fewbytes.flower.compat`, and beside it `inside`, `fleet` and `actors`, take for granted of Flower, thing by
-thing: a new version that breaks one fails here.
+"""What `fewbytes.flower.private` takes for granted of Flower, thing by thing: a new version that breaks one fails here.
 
 What `flwr supernode register` and `flwr run` answer is looked at in tests/process/test_deployment.py, on real ones.
 """
@@ -26,13 +25,17 @@ import pytest
 import typer
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.superlink.grid import http_grid
+from modules import DOCUMENTED, MODULES, PRIVATE, parts_of, private_parts
 
 from fewbytes.base.errors import UserError
-from fewbytes.flower import actors, compat, fleet, inside
+from fewbytes.flower import application, fleet
 from fewbytes.flower.held import HOLD_SECONDS
+from fewbytes.flower.private import calls, cli, errors, files, grid, programs, ray_cluster, requests
+from fewbytes.flower.private.supernode import retrying_more
 
 FLOWER = f"flwr {version('flwr')}"
 RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
+PARTS = sorted(set().union(*(private_parts(each) for each in MODULES if each.startswith(PRIVATE))))
 NODE_CONFIG = {
     "partition-id": 3, "a": "x y", "b": "it's", "c": 'say "x"', "d": "C:\\new\\it's", "e": "k=v.toml", "f.g": "",
 }  # fmt: skip
@@ -43,15 +46,15 @@ def of_flower(module: str, name: str) -> object:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
-        pytest.fail(f"{FLOWER} has no {module}.{name}: see fewbytes.flower.compat")
+        pytest.fail(f"{FLOWER} has no {module}.{name}: see docs/flower-private.md")
 
 
 def test_the_requirement_is_the_packages():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert compat.REQUIREMENT in project["optional-dependencies"]["flower"]
+    assert application.REQUIREMENT in project["optional-dependencies"]["flower"]
 
 
-@pytest.mark.parametrize("name", [*compat.ENVIRONMENT, compat.HOME])
+@pytest.mark.parametrize("name", [*programs.ENVIRONMENT, programs.HOME])
 def test_environment_variables_are_read(name):
     sources = Path(flwr.__file__).parent.rglob("*.py")
     assert any(f'"{name}"' in path.read_text() for path in sources), f"{FLOWER} does not read {name}"
@@ -64,30 +67,17 @@ def test_the_package_keeps_flower_quiet():
 
 def test_the_logger_is_flowers():
     logger = of_flower("flwr.common.logger", "FLOWER_LOGGER")
-    assert logger is logging.getLogger(compat.LOGGER), f"{FLOWER} logs as {logger.name}"
+    assert logger is logging.getLogger(programs.LOGGER), f"{FLOWER} logs as {logger.name}"
 
 
 def test_replies_are_looked_for_often_and_as_long_as_it_takes():
-    compat.look_often()
+    grid.look_often()
     pull = of_flower("flwr.supercore.inflatable.inflatable_utils", "pull_objects")
-    wanted = {"initial_backoff": compat.LOOK_SECONDS, "backoff_cap": compat.LOOK_SECONDS, "max_tries_per_object": None}
+    wanted = {"initial_backoff": grid.LOOK_SECONDS, "backoff_cap": grid.LOOK_SECONDS, "max_tries_per_object": None}
     found = {name: (pull.__kwdefaults__ or {}).get(name, "nothing") for name in wanted}
     assert found == wanted, f"{FLOWER}: pull_objects waits by other names"
     for module in ("flwr.superlink.grid.http_grid", "flwr.supernode.start_client_internal"):
         assert of_flower(module, "pull_objects") is pull, f"{FLOWER}: {module} fetches otherwise"
-
-
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
-        ("CLIENT_APP_RAISED_EXCEPTION", compat.APP_RAISED),
-        ("NODE_UNAVAILABLE", compat.NODE_UNAVAILABLE),
-        ("INVALID_FAB", compat.APP_REFUSED),
-    ],
-)
-def test_what_goes_wrong_at_a_node_has_its_error_code(name, code):
-    codes = of_flower("flwr.common.constant", "ErrorCode")
-    assert getattr(codes, name, None) == code, f"{FLOWER} has other error codes"
 
 
 def test_nodes_have_ids_and_names():
@@ -97,27 +87,27 @@ def test_nodes_have_ids_and_names():
         def get_nodes(self):
             return [info(node_id=7, name="hospital"), info(node_id=8)]
 
-    assert compat.connected_nodes(Grid()) == {7: "hospital", 8: ""}
+    assert grid.connected_nodes(Grid()) == {7: "hospital", 8: ""}
     assert "NodeInfo" in str(inspect.signature(flwr.serverapp.Grid.get_nodes)), f"{FLOWER}: nodes are something else"
 
 
 def test_the_superlink_takes_its_options(tmp_path):
-    database, token = tmp_path / compat.DATABASE, tmp_path / "token"
-    program, *start, kind, secret = compat.superlink_command("127.0.0.1", 9092, tmp_path, database, token)[:5]
-    assert (program, start, kind, secret) == (sys.executable, [*compat.GUARDED], "superlink", str(token))
-    options = compat.superlink_command("127.0.0.1", 9092, tmp_path, database, token)[5:]
+    database, token = tmp_path / files.DATABASE, tmp_path / "token"
+    program, *start, kind, secret = programs.superlink_command("127.0.0.1", 9092, tmp_path, database, token)[:5]
+    assert (program, start, kind, secret) == (sys.executable, [*programs.GUARDED], "superlink", str(token))
+    options = programs.superlink_command("127.0.0.1", 9092, tmp_path, database, token)[5:]
     taken = of_flower("flwr.superlink.cli.flower_superlink", "_parse_args_run_superlink")().parse_args(options)
     assert taken.host == "127.0.0.1"
     assert taken.port == 9092
-    assert taken.database == str(tmp_path / compat.DATABASE)
+    assert taken.database == str(tmp_path / files.DATABASE)
     assert taken.enable_supernode_auth
 
 
 def test_a_supernode_takes_its_options_and_configuration(tmp_path):
-    program, *options = compat.supernode_command("link:443", 9100, tmp_path / "ca", tmp_path / "key", NODE_CONFIG)
-    assert program in compat.COMMANDS
-    guarded = compat.supernode_command("link:443", 9100, tmp_path / "ca", tmp_path / "key", NODE_CONFIG, "python3")
-    assert guarded == ["python3", *compat.GUARDED, "supernode", *options]
+    program, *options = programs.supernode_command("link:443", 9100, tmp_path / "ca", tmp_path / "key", NODE_CONFIG)
+    assert program in programs.COMMANDS
+    guarded = programs.supernode_command("link:443", 9100, tmp_path / "ca", tmp_path / "key", NODE_CONFIG, "python3")
+    assert guarded == ["python3", *programs.GUARDED, "supernode", *options]
     taken = of_flower("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode")().parse_args(options)
     assert taken.superlink == "link:443"
     assert taken.port == 9100
@@ -127,19 +117,21 @@ def test_a_supernode_takes_its_options_and_configuration(tmp_path):
     assert parsed == NODE_CONFIG, f"{FLOWER} reads a node's configuration otherwise"
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("flwr.superlink.cli.flower_superlink", "_get_superexec_command"),
-        ("flwr.superlink.cli.flower_superlink", "load_control_authn_plugin"),
-        ("flwr.superlink.extensions", "get_middleware"),
-        ("flwr.supernode.start_client_internal", "_pull_and_store_message"),
-        ("flwr.supernode.start_client_internal", "_verify_fab"),
-        ("flwr.supernode.fleet_http_connection", "make_simple_http_retry_invoker"),
-    ],
-)
-def test_what_is_guarded_is_there(module, name):
-    assert callable(of_flower(module, name))
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's command line is not of the newest typer's style
+@pytest.mark.parametrize("part", [each for each in PARTS if each.startswith("flwr.")])
+def test_every_private_part_is_there(part):
+    if "ray" in part:
+        pytest.importorskip("ray", reason="Ray is not installed: no simulation")
+    module, _, name = part.rpartition(".")
+    of_flower(module, name)
+
+
+def test_what_else_the_package_uses_is_documented():
+    for module in {each for each in MODULES if not each.startswith(PRIVATE)}:
+        for part in parts_of(MODULES[module]):
+            of, _, name = part.rpartition(".")
+            if of in DOCUMENTED:
+                assert name in importlib.import_module(of).__all__, f"{FLOWER}: {module} uses {part}"
 
 
 @pytest.mark.parametrize(
@@ -163,15 +155,15 @@ def test_a_node_tries_again_where_the_link_failed_and_not_where_the_certificate_
     invoker = of_flower("flwr.supernode.fleet_http_connection", "make_simple_http_retry_invoker")()
     invoker.wait_function = lambda seconds: None
     if tried == 2:
-        assert inside.bearing_bad_links(invoker).invoke(call) == "heard"
+        assert retrying_more(invoker).invoke(call) == "heard"
     else:
         with pytest.raises(httpx.ConnectError):
-            inside.bearing_bad_links(invoker).invoke(call)
+            retrying_more(invoker).invoke(call)
     assert len(tries) == tried
 
 
 def test_flwr_shows_the_token(tmp_path):
-    name, text = compat.credentials("127.0.0.1:9092", "secret")
+    name, text = files.credentials("127.0.0.1:9092", "secret")
     (tmp_path / name).write_text(text)
     store = of_flower("flwr.supercore.credential_store.file_credential_store", "FileCredentialStore")(tmp_path / name)
     kind = of_flower("flwr.cli.auth_plugin.oidc_cli_plugin", "OidcCliPlugin")
@@ -185,24 +177,24 @@ def test_flwr_shows_the_token(tmp_path):
 @pytest.mark.parametrize("config", [{"a": "'\""}, {"a": "x\ny"}, {"a b": "x"}])
 def test_a_configuration_that_flower_cannot_take_is_refused(config, tmp_path):
     with pytest.raises(UserError, match="node configuration"):
-        compat.supernode_command("link:443", 9100, tmp_path, tmp_path, config)
+        programs.supernode_command("link:443", 9100, tmp_path, tmp_path, config)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's command line is not of the newest typer's style
 @pytest.mark.parametrize(
     "command",
     [
-        compat.register_command(Path("a.pub"), "hospital"),
-        compat.list_nodes_command(),
-        compat.submit_command(Path("app")),
-        compat.run_status_command(3),
-        compat.stop_command(3),
+        cli.register_command(Path("a.pub"), "hospital"),
+        cli.list_nodes_command(),
+        cli.submit_command(Path("app")),
+        cli.run_status_command(3),
+        cli.stop_command(3),
     ],
     ids=" ".join,
 )
 def test_flwr_takes_its_commands(command):
-    program, *arguments = compat.in_json(command)
-    assert program in compat.COMMANDS
+    program, *arguments = cli.in_json(command)
+    assert program in programs.COMMANDS
     at = typer.main.get_command(of_flower("flwr.cli.app", "app"))
     while hasattr(at, "commands"):
         name, *arguments = arguments
@@ -210,26 +202,28 @@ def test_flwr_takes_its_commands(command):
         at = at.commands[name]
     taken = at.make_context(program, arguments).params
     assert "json" in taken.values()
-    assert compat.CONNECTION in taken.values()
+    assert cli.CONNECTION in taken.values()
 
 
 def test_flwr_finds_the_superlink(tmp_path, monkeypatch):
-    monkeypatch.setenv(compat.HOME, str(tmp_path))
-    name, text = compat.connection_config("127.0.0.1:9092", tmp_path / "ca.crt")
+    monkeypatch.setenv(programs.HOME, str(tmp_path))
+    name, text = files.connection_config("127.0.0.1:9092", tmp_path / "ca.crt")
     (tmp_path / name).write_text(text)
     read = of_flower("flwr.cli.flower_config", "read_superlink_connection")
-    for connection in (read(), read(compat.CONNECTION)):
+    for connection in (read(), read(cli.CONNECTION)):
         assert connection.address == "127.0.0.1:9092"
         assert connection.root_certificates == str(tmp_path / "ca.crt")
 
 
 def test_the_app_is_one_of_flowers(tmp_path):
     (tmp_path / "LICENSE").write_text("x")
-    (tmp_path / "pyproject.toml").write_text(compat.app_config("a:server", "a:client", {"method": "fedavg", "a.b": 1}))
+    (tmp_path / "pyproject.toml").write_text(
+        application.app_config("a:server", "a:client", {"method": "fedavg", "a.b": 1})
+    )
     check = of_flower("flwr.cli.config_utils", "load_and_validate")
-    config, warnings = check(tmp_path / "pyproject.toml", check_module=False)
+    read, warnings = check(tmp_path / "pyproject.toml", check_module=False)
     assert not warnings, f"{FLOWER}: {warnings}"
-    assert config["tool"]["flwr"]["app"]["components"] == {"serverapp": "a:server", "clientapp": "a:client"}
+    assert read["tool"]["flwr"]["app"]["components"] == {"serverapp": "a:server", "clientapp": "a:client"}
 
 
 def test_the_list_of_nodes_is_read():
@@ -237,9 +231,9 @@ def test_the_list_of_nodes_is_read():
     status = of_flower("flwr.supercore.constant", "NodeStatus")
     kinds = (status.REGISTERED, status.ONLINE, status.OFFLINE, status.UNREGISTERED)
     text = listed([(i, "me", kind, "", "", "", "", 0.0) for i, kind in enumerate(kinds)], verbose=False)
-    answer = compat.read_answer(b"Loading ...\n" + text.encode())
-    assert compat.failure(answer) == ""
-    assert compat.node_statuses(answer) == {"0": "registered", "1": "online", "2": "offline"}
+    answer = cli.read_answer(b"Loading ...\n" + text.encode())
+    assert cli.failure(answer) == ""
+    assert cli.node_statuses(answer) == {"0": "registered", "1": "online", "2": "offline"}
 
 
 @pytest.mark.parametrize("details", ["N/A", "it broke"])
@@ -247,28 +241,28 @@ def test_a_runs_status_is_read(details):
     row, status = of_flower("flwr.cli.run_utils", "RunRow"), of_flower("flwr.common.constant", "Status")
     values = {f.name: 0 for f in fields(row)} | {"fab_id": "a/b", "details": details}
     text = of_flower("flwr.cli.ls", "_to_json")([row(**values | {"status_text": f"{status.FINISHED}:failed"})])
-    read = compat.run_status(compat.read_answer(text.encode()))
+    read = cli.run_status(cli.read_answer(text.encode()))
     assert read == ("finished:failed", details.replace("N/A", ""))
 
 
 def test_a_failure_is_read_in_one_line():
     boxed = "Loading project configuration...\n╭─ Error ─╮\n│ No such run. │\n╰────╯".encode()
-    assert "No such run." in compat.failure(compat.read_answer(b"\x1b[31m" + boxed))
+    assert "No such run." in cli.failure(cli.read_answer(b"\x1b[31m" + boxed))
     known = of_flower("flwr.common.constant", "PUBLIC_KEY_ALREADY_IN_USE_MESSAGE")
-    assert compat.ALREADY_REGISTERED in known, f"{FLOWER} says it otherwise: {known}"
+    assert cli.ALREADY_REGISTERED in known, f"{FLOWER} says it otherwise: {known}"
 
 
 def test_the_last_words_of_a_log():
     log = b"INFO : starting\n\x1b[91mERROR\x1b[0m : no route\nINFO : bye\n"
-    assert compat.last_words(log) == "ERROR : no route"
-    assert compat.last_words(b"one\ntwo\n") == "two"
-    assert compat.last_words(b"") == "it said nothing"
+    assert programs.last_words(log) == "ERROR : no route"
+    assert programs.last_words(b"one\ntwo\n") == "two"
+    assert programs.last_words(b"") == "it said nothing"
 
 
 def test_the_last_words_of_a_process_are_its_exit_message():
     code = "from flwr.supercore.exit import flwr_exit; flwr_exit(200, 'the port is taken')"
     ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.STDOUT, stdout=subprocess.PIPE, check=False)
-    assert compat.last_words(ended.stdout).startswith("the port is taken"), f"{FLOWER} exits with other words"
+    assert programs.last_words(ended.stdout).startswith("the port is taken"), f"{FLOWER} exits with other words"
 
 
 # ------------------------------------------------------------------------------------ what a resident node speaks
@@ -280,38 +274,38 @@ def routes() -> dict[str, str]:
     return {route.path: next(iter(route.methods)) for route in router.routes}
 
 
-@pytest.mark.parametrize("path", [inside.ASKED, inside.CONFIRMED])
+@pytest.mark.parametrize("path", [requests.ASKED, requests.CONFIRMED])
 def test_nodes_ask_and_confirm_by_their_paths(path):
-    assert path.startswith(inside.FLEET)
+    assert path.startswith(requests.FLEET)
     assert routes().get(path) == "POST", f"{FLOWER} has no {path}"
 
 
 def test_a_run_leaves_messages_by_its_path():
-    requests = of_flower("flwr.supercore.protobuf.translation", "PROTOBUF_REQUEST_TYPES")
-    kind = requests.get(("POST", inside.LEFT))
-    assert kind is of_flower("flwr.proto.runtime_pb2", "PushAppMessagesRequest"), f"{FLOWER} has no {inside.LEFT}"
+    kinds = of_flower("flwr.supercore.protobuf.translation", "PROTOBUF_REQUEST_TYPES")
+    kind = kinds.get(("POST", requests.LEFT))
+    assert kind is of_flower("flwr.proto.runtime_pb2", "PushAppMessagesRequest"), f"{FLOWER} has no {requests.LEFT}"
 
 
 def test_it_is_read_who_asks_for_which_message():
     node = of_flower("flwr.proto.node_pb2", "Node")(node_id=2**63 + 7)
     asks, message = (importlib.import_module(f"flwr.proto.{name}_pb2") for name in ("fleet", "message"))
     asked = asks.PullMessagesRequest(node=node).SerializeToString()
-    assert inside.node_of(asked) == 2**63 + 7, f"{FLOWER}: a node asks in other words"
+    assert requests.node_of(asked) == 2**63 + 7, f"{FLOWER}: a node asks in other words"
     confirms = message.ConfirmMessageReceivedRequest(node=node, run_id=3, message_object_id="ab")
-    assert inside.confirmed(confirms.SerializeToString()) == (2**63 + 7, "ab")
+    assert requests.confirmed(confirms.SerializeToString()) == (2**63 + 7, "ab")
     trees = [message.ObjectTree(object_id="ab")]
     answer = asks.PullMessagesResponse(messages_list=[message.Message()], message_object_trees=trees)
-    assert inside.message_in(answer.SerializeToString()) == "ab", f"{FLOWER} gives messages in other words"
-    assert inside.message_in(asks.PullMessagesResponse().SerializeToString()) == ""
+    assert requests.message_in(answer.SerializeToString()) == "ab", f"{FLOWER} gives messages in other words"
+    assert requests.message_in(asks.PullMessagesResponse().SerializeToString()) == ""
 
 
 def test_it_is_read_for_whom_messages_are_left():
     runtime, message = (importlib.import_module(f"flwr.proto.{name}_pb2") for name in ("runtime", "message"))
     left = [message.Message(metadata=message.Metadata(dst_node_id=node)) for node in (7, 8)]
-    assert inside.nodes_for(runtime.PushAppMessagesRequest(messages_list=left).SerializeToString()) == [7, 8]
+    assert requests.nodes_for(runtime.PushAppMessagesRequest(messages_list=left).SerializeToString()) == [7, 8]
 
 
-@pytest.mark.parametrize("read", [inside.node_of, inside.message_in, inside.confirmed, inside.nodes_for])
+@pytest.mark.parametrize("read", [requests.node_of, requests.message_in, requests.confirmed, requests.nodes_for])
 def test_what_is_no_request_of_flowers_is_refused(read):
     with pytest.raises(ValueError, match=r"(?i)pars"):
         read(b"\xff\xff\xff")
@@ -329,7 +323,7 @@ def test_what_is_no_request_of_flowers_is_refused(read):
 def test_a_resident_node_has_its_calls(call, path):
     client = of_flower("flwr.supernode.fleet_http_client", "FleetHttpClient")
     assert callable(getattr(client, call, None)), f"{FLOWER}: a node's connection has no {call}"
-    assert f"{inside.FLEET}{path}" in routes(), f"{FLOWER} serves no {path}"
+    assert f"{requests.FLEET}{path}" in routes(), f"{FLOWER} serves no {path}"
 
 
 def test_a_node_may_ask_for_as_long_as_it_is_kept_waiting():
@@ -370,9 +364,9 @@ def test_a_message_travels_in_pieces_of_the_size_that_is_asked_for():
         "whole = get_all_nested_objects(write_content(b'', bytes(range(256)) * 10_000))\n"
         "print(max(len(each.deflate()) for each in whole.values()))"
     )
-    environment = os.environ | compat.ENVIRONMENT
+    environment = os.environ | programs.ENVIRONMENT
     longest = int(subprocess.check_output([sys.executable, "-c", code], text=True, env=environment))
-    size = int(compat.ENVIRONMENT[name])
+    size = int(programs.ENVIRONMENT[name])
     assert size <= longest <= size + 1000, f"{FLOWER} does not heed {name}: a piece has {longest} bytes"
 
 
@@ -393,27 +387,24 @@ def test_a_reply_is_the_same_when_it_is_made_again():
     ids = set()
     for _ in range(2):
         message, reply = message_and_reply(created=1e9)
-        asked = message.metadata
-        reply.metadata.__dict__.update(_created_at=asked.created_at, _ttl=asked.ttl)
-        assert (reply.metadata.created_at, reply.metadata.ttl) == (1e9, 60.0), f"{FLOWER} keeps metadata otherwise"
-        ids.add(reply.object_id)
+        sent = calls.taken_apart(reply, message)
+        about = sent.head.metadata
+        assert (about.created_at, about.ttl) == (1e9, 60.0), f"{FLOWER} keeps metadata otherwise"
+        assert about.message_id == sent.tree.object_id
+        ids.add(sent.tree.object_id)
     assert len(ids) == 1, f"{FLOWER}: a reply's id changes"
 
 
 def test_a_message_is_taken_apart_and_put_together():
-    inflatable = importlib.import_module("flwr.supercore.inflatable.inflatable_object")
     whole = of_flower("flwr.supercore.inflatable.inflatable_utils", "pull_and_inflate_object_from_tree")
-    message, _ = message_and_reply(created=1e9)
-    message.metadata.__dict__["_message_id"] = message.object_id
-    with inflatable.no_object_id_recompute():
-        tree, objects = inflatable.get_object_tree(message), inflatable.get_all_nested_objects(message)
-    assert tree.object_id == message.object_id
+    message, reply = message_and_reply(created=1e9)
+    _, tree, objects = calls.taken_apart(reply, message)
     contents = {name: each.deflate() for name, each in objects.items()}
     again = whole(
         tree, contents.__getitem__, lambda _: None, return_type=Message,
         max_tries_per_object=None, initial_backoff=0.1, backoff_cap=0.1,
     )  # fmt: skip
-    assert again.content == message.content, f"{FLOWER} puts messages together otherwise"
+    assert again.content == reply.content, f"{FLOWER} puts messages together otherwise"
 
 
 @pytest.mark.parametrize("kind", ["sql_corestate.SqlCoreState", "in_memory_corestate.InMemoryCoreState"])
@@ -432,7 +423,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 import ray
-from fewbytes.flower import actors
+from fewbytes.flower.private.pool import lasting_pool
 
 class Actor:
     def __init__(self):
@@ -454,9 +445,10 @@ def kill_idle_actors():
             while ray.get(actor.run.remote(None, "go", "", None)):
                 pass  # it takes a moment
 
-actors.lasting_pool(4)
+lasting_pool(4)
 ray.init("local", num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-pool = import_module(actors.RAY_BACKEND).BasicActorPool(ray.remote(Actor), {"num_cpus": 1}, {})
+backend = import_module("flwr.server.superlink.fleet.vce.backend.raybackend")
+pool = backend.BasicActorPool(ray.remote(Actor), {"num_cpus": 1}, {})
 pool.add_actors_to_pool(pool.actors_capacity)
 with ThreadPoolExecutor(pool.num_actors) as threads:
     assert len(list(threads.map(send, ["go"] * 20, map(str, range(20))))) == 20
@@ -496,11 +488,11 @@ def test_a_simulations_pool_loses_no_message_with_an_actor():
     ],
 )
 def test_where_no_ray_cluster_is_one_line_says_so(address, says, monkeypatch):
-    monkeypatch.setattr(actors, "RAY_SECONDS", 0.5)
+    monkeypatch.setattr(ray_cluster, "RAY_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(UserError) as error:
-            actors.ray_cluster(address.format(port=port))
+            ray_cluster.ray_cluster(address.format(port=port))
     assert str(error.value).startswith(says.format(port=port))
 
 
@@ -510,7 +502,7 @@ def test_which_errors_say_that_a_node_is_away():
     assert broken_off.partition(" The ")[2].startswith(
         words[words.index("Reply message objects are unavailable. The ") + 1]
     )
-    assert compat.away(Error(3, broken_off)).startswith("its reply broke off")
-    assert compat.away(Error(5, "Node Unavailable")).startswith("its node has gone")
-    assert not compat.away(Error(3, "Message Unavailable - it could not be found in the database."))
-    assert not compat.away(Error(2, "an error in its upload"))
+    assert errors.away(Error(3, broken_off)).startswith("its reply broke off")
+    assert errors.away(Error(5, "Node Unavailable")).startswith("its node has gone")
+    assert not errors.away(Error(3, "Message Unavailable - it could not be found in the database."))
+    assert not errors.away(Error(2, "an error in its upload"))

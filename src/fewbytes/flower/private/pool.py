@@ -1,60 +1,18 @@
-"""What a simulation takes for granted of Ray and of Flower's pool of Ray's actors beyond their public interfaces.
-
-As with `fewbytes.flower.compat`, `tests/flower/test_compat.py` tells which version has changed it.
-"""
+"""The pool of a simulation's actors in the place of Flower's: it loses no message with an actor."""
 
 from __future__ import annotations
 
-import importlib
-import re
 import threading
 import time
 from collections import defaultdict
 from contextlib import suppress
 from typing import Any
 
-from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.named import check_address
-from fewbytes.flower.compat import replaced
+from fewbytes.base.errors import FewbytesError
+from fewbytes.flower.private import replaced
 
-RAY_BACKEND = "flwr.server.superlink.fleet.vce.backend.raybackend"
-"""The module that runs a simulation on Ray."""
-RAY_SECONDS = 5  # that a Ray cluster has to answer: of itself Ray waits for over a minute, then ends the process
 ACTOR_SECONDS = 60.0  # that a message waits for an actor while there is none
 ATTEMPTS = 3  # times a message may lose its actor
-
-
-def ray_cluster(address: str) -> str:
-    """Where the Ray cluster is, host:port, that `address`, the same or "auto", means. Raises UserError if none is, or
-    this host has no part in it."""
-    import grpc
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray._private.services import canonicalize_bootstrap_address, get_node_to_connect_for_driver
-    from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
-    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
-
-    remedy = "give host:port of its head, as `ray start --head` prints it, or auto on one of its hosts"
-    if not re.fullmatch(r"auto|[^/\s]+:[0-9]{1,5}", address):
-        raise UserError(f"ray_address is where a Ray cluster is, not {address!r}: {remedy}")
-    here = None
-    with suppress(OSError):  # there is none
-        here = canonicalize_bootstrap_address("auto")
-    if address not in ("auto", here):
-        check_address(address)
-    try:
-        place = canonicalize_bootstrap_address(address)
-        if place is None:
-            raise UserError(f"no Ray cluster runs on this host: {remedy}")
-        stub = NodeInfoGcsServiceStub(init_grpc_channel(place))
-        stub.CheckAlive(CheckAliveRequest(), timeout=RAY_SECONDS, wait_for_ready=True)
-    except (OSError, ValueError, grpc.RpcError):
-        raise UserError(f"no Ray cluster answers at {address}: {remedy}") from None
-    try:
-        client = importlib.import_module("ray._raylet").GcsClient(address=place)
-        get_node_to_connect_for_driver(client, timeout_seconds=RAY_SECONDS)
-    except RuntimeError:
-        raise UserError(f"this host has no part in the Ray cluster: `ray start --address={place}` here first") from None
-    return str(place)
 
 
 def lasting_pool(most: int) -> None:
@@ -150,4 +108,4 @@ def lasting_pool(most: int) -> None:
                         raise FewbytesError(f"no host of the Ray cluster had a free processor for {ACTOR_SECONDS:g} s")
                     self._changed.wait(0.1)
 
-    replaced(importlib.import_module(RAY_BACKEND), "BasicActorPool", LastingPool)
+    replaced("flwr.server.superlink.fleet.vce.backend.raybackend", "BasicActorPool", LastingPool)

@@ -1,0 +1,71 @@
+"""Flower's SuperLink with some of its parts replaced, and whether a request to it comes from a registered node."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import HTTPException
+from flwr.common.constant import ACCESS_TOKEN_KEY
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+from flwr.superlink.cli import flower_superlink
+from flwr.superlink.dependencies.linkstate import get_linkstate
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
+from starlette.middleware import Middleware
+from starlette.requests import Request
+
+from fewbytes.flower.private import replaced
+
+
+def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str | bytes | None], bool]) -> None:
+    """`flower-superlink`, its ASGI application within `gate(app)`; it obeys commands that come with a token `knows`
+    knows.
+
+    The processes that carry out its tasks show it what the file `secret` holds. Raises AttributeError where Flower
+    has changed, rather than run without.
+    """
+
+    class OneAccount(NoOpControlAuthnPlugin):
+        """The one account there is, for commands that come with the token."""
+
+        def validate_tokens_in_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[bool, Any]:
+            if not knows(dict(metadata).get(ACCESS_TOKEN_KEY)):
+                return False, None
+            return super().validate_tokens_in_metadata(metadata)
+
+        def refresh_tokens(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[Any, Any]:
+            return None, None
+
+    def gated(app: Callable[..., Any]) -> Callable[..., Any]:
+        inner = gate(app)
+
+        async def serve(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            if "app" in scope:
+                scope["app"].state.superexec_auth_secret = secret.read_bytes()
+            await inner(scope, receive, send)
+
+        return serve
+
+    def with_secret(*arguments: Any, **options: Any) -> list[str]:
+        return [*starting(*arguments, **options), "--superexec-auth-secret-file", str(secret)]
+
+    starting = replaced("flwr.superlink.cli.flower_superlink", "_get_superexec_command", with_secret)
+    replaced("flwr.superlink.cli.flower_superlink", "load_control_authn_plugin", OneAccount)
+    replaced("flwr.superlink.extensions", "get_middleware", lambda: (Middleware(gated),))
+    flower_superlink()
+
+
+def is_node(scope: Mapping[str, Any]) -> bool:
+    """Whether a request to the SuperLink is signed with the key of a registered node, by its headers alone."""
+    request = Request({**scope, "state": {}})
+    try:
+        key = base64.b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        request.state.protobuf_request = ActivateNodeRequest(public_key=key)  # any that claims no more than the key
+        authenticate_node(request)
+    except (KeyError, ValueError, HTTPException):
+        return False
+    return get_linkstate(request).get_node_id_by_public_key(key) is not None
