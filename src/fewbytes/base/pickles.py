@@ -11,9 +11,10 @@ import io
 import math
 import mmap
 import pickletools
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickletools import markobject
 from typing import Any
 
 import numpy as np
@@ -27,17 +28,10 @@ INSTRUCTIONS = 1_000_000  # a real file has up to some 300,000; one costs a file
 
 @dataclass(eq=False)
 class Record:
-    """An object whose class is not made: the class's name and the object's attributes."""
+    """Stands for a class, a function or an object: its name, and the object's attributes. It does nothing."""
 
     name: str
     state: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Global:
-    """A class or function, by name only."""
-
-    name: str
 
 
 def read_pickle(path: Path) -> Any:
@@ -77,7 +71,6 @@ _LITERALS = {
     "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8",
 }  # fmt: skip
 _STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # Python 2's, which pickletools decodes as Latin-1
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 # What makes a record. StyleGAN-XL's discriminators have hooks, which dill writes down as functions to be put together.
 _RECORDS = {
     "torch", "torchvision", "timm", "dnnlib", "torch_utils", "training", "pg_modules", "feature_networks", "dill",
@@ -93,112 +86,63 @@ class _Machine:
 
     def __init__(self, meanings: Mapping[str, Callable[..., Any]], records: Set[str]) -> None:
         self._meanings, self._records = meanings, records
+        self._steps: dict[str, Callable[..., Any]] = _STEPS | {
+            "STACK_GLOBAL": self._named, "REDUCE": self._call, "NEWOBJ": self._call,
+            "NEWOBJ_EX": lambda called, arguments, _: self._call(called, arguments),
+        }  # fmt: skip
 
     def run(self, stream: Any) -> Any:
         """Follow the instructions up to STOP and return the value on top of the stack."""
         stack: list[Any] = []
         outer: list[list[Any]] = []  # the stacks below each mark
         memo: dict[int, Any] = {}
-
-        def items() -> list[Any]:
-            nonlocal stack
-            above, stack = stack, outer.pop()
-            return above
-
         argument: Any
         for count, (code, argument, _) in enumerate(pickletools.genops(stream)):
             if count == INSTRUCTIONS:
                 raise UserError(f"has more than {INSTRUCTIONS} instructions, which no such file needs")
-            name = code.name
-            if name in _LITERALS:
-                stack.append(argument)
-                continue
-            if name in _STRINGS:
-                stack.append(argument.encode("latin-1"))
-                continue
-            if name in _CONSTANTS:
-                stack.append(_CONSTANTS[name])
-                continue
-            match name:
+            match code.name:
+                case name if name in _LITERALS:
+                    stack.append(argument)
+                case name if name in _STRINGS:
+                    stack.append(argument.encode("latin-1"))
                 case "PROTO" | "FRAME" | "BINPERSID":  # a persistent identifier stands for what it identifies
                     pass
-                case "MARK":
-                    outer.append(stack)
-                    stack = []
-                case "POP":
-                    stack.pop()
-                case "POP_MARK":
-                    items()
-                case "DUP":
-                    stack.append(stack[-1])
                 case "PUT" | "BINPUT" | "LONG_BINPUT":
                     memo[argument] = stack[-1]
                 case "MEMOIZE":
                     memo[len(memo)] = stack[-1]
                 case "GET" | "BINGET" | "LONG_BINGET":
                     stack.append(memo[argument])
-                case "EMPTY_LIST" | "EMPTY_SET":
-                    stack.append([])
-                case "EMPTY_DICT":
-                    stack.append({})
-                case "TUPLE" | "FROZENSET":
-                    above = items()
-                    stack.append(tuple(above))
-                case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                    size = int(name[-1])
-                    stack[-size:] = [tuple(stack[-size:])] if len(stack) >= size else _fail("too few items")
-                case "LIST":
-                    above = items()
-                    stack.append(above)
-                case "DICT":
-                    above = items()
-                    stack.append({})
-                    _set_items(stack[-1], above)
-                case "APPEND":
-                    value = stack.pop()
-                    _extend(stack[-1], [value])
-                case "APPENDS" | "ADDITEMS":
-                    above = items()
-                    _extend(stack[-1], above)
-                case "SETITEM":
-                    value, key = stack.pop(), stack.pop()
-                    _set_items(stack[-1], [key, value])
-                case "SETITEMS":
-                    above = items()
-                    _set_items(stack[-1], above)
+                case "DUP":
+                    stack.append(stack[-1])
+                case "MARK":
+                    outer.append(stack)
+                    stack = []
                 case "GLOBAL":
-                    stack.append(self._global(*argument.split(" ", 1)))
-                case "STACK_GLOBAL":
-                    attribute, module = stack.pop(), stack.pop()
-                    stack.append(self._global(module, attribute))
-                case "REDUCE" | "NEWOBJ":
-                    arguments = stack.pop()
-                    stack.append(self._call(stack.pop(), arguments))
-                case "NEWOBJ_EX":
-                    _, arguments = stack.pop(), stack.pop()
-                    stack.append(self._call(stack.pop(), arguments))
-                case "BUILD":
-                    state = stack.pop()
-                    _build(stack[-1], state)
+                    stack.append(self._named(*argument.split(" ", 1)))
                 case "STOP":
                     return stack.pop()
-                case _:
-                    _fail(f"instruction {name}")
+                case name:
+                    taken, marked = code.stack_before, []
+                    if markobject in taken:
+                        taken, marked, stack = taken[: taken.index(markobject)], [stack], outer.pop()
+                    values = [stack.pop() for _ in taken]
+                    made = self._steps[name](*reversed(values), *marked)
+                    if code.stack_after:
+                        stack.append(made)
         return _fail("no end")  # pragma: no cover (genops raises first)
 
-    def _global(self, module: str, attribute: str) -> _Global:
+    def _named(self, module: str, attribute: str) -> Record:
         name = f"{_name(module)}.{_name(attribute)}".replace("numpy._core.", "numpy.core.")
         if module.startswith("dnnlib.tflib"):
             raise UserError("is a pickle of the TensorFlow StyleGAN, which is not supported")
         if name not in self._meanings and not {name, module.partition(".")[0]} & self._records:
             raise UserError(f"asks for {name!r}, which no such file needs: refused, nothing was run")
-        return _Global(name)
+        return Record(name)
 
     def _call(self, called: Any, arguments: tuple[Any, ...]) -> Any:
-        if not isinstance(called, _Global):
-            return Record("")
-        meaning = self._meanings.get(called.name)
-        return meaning(*arguments) if meaning else Record(called.name)
+        name = called.name if isinstance(called, Record) else ""
+        return self._meanings[name](*arguments) if name in self._meanings else Record(name)
 
 
 def _fail(reason: str) -> Any:
@@ -218,16 +162,17 @@ def _sizes(numbers: Any) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _extend(target: Any, values: list[Any]) -> None:
+def _extend(target: Any, values: list[Any]) -> Any:
     if isinstance(target, list):
         target.extend(values)
     elif not isinstance(target, Record):  # a record of a class derived from list: its items are not kept
         _fail("items for something that is no list")
+    return target
 
 
-def _set_items(target: Any, pairs: list[Any]) -> None:
+def _set_items(target: Any, pairs: Sequence[Any]) -> Any:
     if isinstance(target, Record):
-        return
+        return target
     keys, values = pairs[::2], pairs[1::2]
     # No tuples here, and nowhere is one hashed, compared or printed: tuples of the same tuples of ... take for ever.
     if not isinstance(target, dict) or not all(
@@ -235,6 +180,7 @@ def _set_items(target: Any, pairs: list[Any]) -> None:
     ):
         _fail("no dictionary, or a strange key")
     target.update(zip(keys, values, strict=True))
+    return target
 
 
 def _build(target: Any, state: Any) -> Any:
@@ -257,6 +203,18 @@ def _build(target: Any, state: Any) -> Any:
         case _:
             _fail("attributes for something that has none")
     return target
+
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
+    "EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_SET": list, "EMPTY_DICT": dict,
+    "TUPLE": tuple, "FROZENSET": tuple, "LIST": list, "DICT": lambda pairs: _set_items({}, pairs),
+    "TUPLE1": lambda *items: items, "TUPLE2": lambda *items: items, "TUPLE3": lambda *items: items,
+    "APPEND": lambda target, value: _extend(target, [value]), "APPENDS": _extend, "ADDITEMS": _extend,
+    "SETITEM": lambda target, *pair: _set_items(target, pair), "SETITEMS": _set_items,
+    "BUILD": _build, "POP": lambda _: None, "POP_MARK": lambda _: None,
+}  # fmt: skip
+"""What the other instructions make of the values they take off the stack, those above a mark as one list."""
 
 
 def _arrays() -> dict[str, Callable[..., Any]]:
