@@ -1,9 +1,9 @@
-"""Measures what methods leak, and whether clients can lie in them: docs/leaks.md, and a paragraph in their cards.
+"""Measures what methods leak, and what malicious clients do to them: docs/leaks.md, and a paragraph on their pages.
 
     python benchmarks/leaks.py [fedavg fedrep]
 
 Every attack of `fewbytes attack` on a run of each method on the digits, a minute or two a method. Results are kept in
-docs/leaks.json, of which page and cards are made: methods that are not named stay as they were.
+docs/leaks.json, from which all pages are made: methods that are not named keep their results.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fusefl": {"model": "mlp:layers=4", "epochs": 20, "lr": 0.01, "ccvr_samples": 500},
     "fedktl": {"server_epochs": 10},
 }
-"""By method its model, where not the usual one, and what of its settings is not as in LOCAL or its default."""
+"""By method: its model, if not the usual one, and settings that differ from LOCAL and its defaults."""
 FACTORS = (None, 1.0)
-"""What liars of a backdoor multiply their update by, clients / liars or nothing: they take what succeeds better."""
+"""Factors of a backdoor's update, clients / malicious clients or none: the better one is reported."""
 NONE, LEAKS = "does not apply", "**What it leaks**"
 SAYS = {
     "dgc": "the 32nd part of its change",
@@ -71,48 +71,48 @@ SAYS = {
     "fusefl": "blocks after all training, once, which stay apart",
     "fedktl": "a mean vector for each class, no model",
 }
-"""Of methods to which an attack does not apply what they send."""
+"""What the methods send to which an attack does not apply."""
 Results = dict[str, dict[str, Any]]
-"""By method and attack what it came to, or why it does not apply."""
-PAGE = """# What each method leaks, and what a lying client does to it
+"""By method and attack: its result, or why it does not apply."""
+PAGE = """# What each method leaks, and what a malicious client does to it
 
-Made by `python benchmarks/leaks.py` from `leaks.json`: every figure is measured, on one small run of each method,
-the digits dealt out evenly to {clients} clients, 180 samples each, {rounds} rounds of {epochs} epochs (lr {lr},
-batch {batch}, an MLP; where a method needs other terms, the script has them), seed 0. `fewbytes attack RUN` says the
-same of a run of yours; on other data figures differ. [Who is trusted with what](threat-model.md).
+`python benchmarks/leaks.py` makes this page from `leaks.json`. Every figure is measured, on one small run of each
+method: the digits, split evenly among {clients} clients with 180 samples each, {rounds} rounds of {epochs} epochs
+(lr {lr}, batch {batch}, an MLP), seed 0. The script lists the methods that need other settings.
+`fewbytes attack RUN` measures the same for your own run; on other data, figures differ. See the
+[threat model](threat-model.md) and the [glossary](glossary.md).
 
-Every attack stands beside a **control**, in parentheses, which must succeed. Where it fails the figure is void,
-and says nothing of the method. A low figure says that these attacks found little, not that none would find more.
+Every attack has a **control**, in parentheses, which must succeed. If it fails, the figure is void and says nothing
+about the method. A low figure means that these attacks found little, not that no attack would find more.
 
-| method | images | members | accuracy with one liar | backdoor |
+| method | images | members | accuracy with one malicious client | backdoor |
 | --- | --- | --- | --- | --- |
 {rows}
 
-- **Images**: gradient inversion (iDLG) of one image at a time, from what the method uploads of a LeNet of random
-  weights (8,026 values), the worst case for a client: the peak signal-to-noise ratio, a mean of three; from 25 dB
-  on an image counts as recognised. The control is the gradient of all values. GENE-FL is attacked at its smallest
-  learnGene; its first rounds upload every layer. Of FedPURIN the critical values are seen, and the model that training
-  began with is known, as the server sent it.
-- **Members** of the training data told from test samples by LiRA, with eight shadow models, in the model that the
-  run saves: the global one, or client 0's own. AUC 0.50 is guessing, and chance alone
-  moves it by 0.03; TPR is at 1 % FPR. The control is such a model overfitted to 50 samples: its AUC must reach
-  0.60.
-- **Accuracy**, by the method's own headline, where all are honest, and where one of five sends 100 times its
-  update; honest clients' where their own models are judged. The control is FedAvg, which must lose 20 points.
-- **Backdoor**: half of the liar's images have a bright corner and are called class 0, and its update is multiplied
-  by five, or by one, whichever succeeds better. Success is the share of other images that are taken for 0 once they
-  have the corner. The control is FedAvg, in which it must succeed in 80 %.
+- **Images**: gradient inversion (iDLG) of one image at a time, from the method's upload of a LeNet with random weights
+  (8,026 values), the worst case for a client. The figure is the peak signal-to-noise ratio, a mean of three images; an
+  image counts as recognised from 25 dB. The control is the gradient of all values. GENE-FL is attacked at its
+  smallest learnGene; its first rounds upload every layer. For FedPURIN, the attacker sees the critical values and knows
+  the model at the start of training, as the server sent it.
+- **Members** of the training data are told from test samples by LiRA, with eight shadow models. It attacks the model
+  that the run saves: the global one, or client 0's own. AUC 0.50 is guessing, and chance alone moves it by 0.03; TPR
+  is at 1 % FPR. The control is such a model overfitted to 50 samples: its AUC must reach 0.60.
+- **Accuracy** is the method's headline score when all clients are honest, and when one of five sends 100 times its
+  update. For clients' own models, it is that of the honest clients. The control is FedAvg, which must lose 20 points.
+- **Backdoor**: half of the malicious client's images have a bright corner and are labelled class 0. Its update is
+  multiplied by five, or by one, whichever succeeds better. Success is the fraction of other images that are classified
+  as 0 once they have the corner. The control is FedAvg, in which it must succeed in 80 %.
 
-Where an attack does not apply, the method sends no values of a model, of which this attack makes or takes gradients, or
-in which this liar lies. That is no promise: means, changes and blocks can be lied in, and tell something, too.
+An attack "does not apply" if the method sends no model values: this attack needs them to compute gradients, or to send
+false ones. That is no promise: means, changes and blocks can be falsified, and reveal something, too.
 
-What bears liars: [aggregation.md](aggregation.md). What hides members: [privacy.md](privacy.md). Both are measured
-in rows 19 to 22 of [hardening.md](hardening.md).
+For rules that tolerate malicious clients, see [robust aggregation](aggregation.md); for hiding members, see
+[privacy](privacy.md). Rows 19 to 22 of [Hardening](hardening.md) measure both.
 """
 
 
 def measured(method: str) -> dict[str, Any]:
-    """What each attack on a run of a method comes to, or why it does not apply."""
+    """The result of each attack on a run of a method, or why it does not apply."""
     more = dict(METHODS[method])
     model = {"model": more.pop("model")} if "model" in more else {}
     with tempfile.TemporaryDirectory() as name:
@@ -143,7 +143,7 @@ def page(results: Results) -> str:
 
 
 def card(method: str, results: Results, text: str) -> str:
-    """A method's card with what it leaks, as a paragraph at its end or where it stands."""
+    """A method's page with its paragraph on leaks, replaced in place or appended."""
     told = "; ".join(f"{what}: {figure}" for what, figure in cells(method, results).items())
     words = f"{LEAKS}, [measured on the digits](../leaks.md), controls in parentheses. {told[0].upper()}{told[1:]}."
     written = textwrap.fill(words, 118, break_on_hyphens=False)
@@ -155,7 +155,7 @@ def card(method: str, results: Results, text: str) -> str:
 
 
 def cells(method: str, results: Results) -> dict[str, str]:
-    """What each attack on a method came to, beside its control."""
+    """The result of each attack on a method, with its control."""
     found, control = results[method], results["fedavg"]
     (lira,) = [each for each in found["membership"]["attacks"] if each["attack"] == "LiRA"]
     if isinstance(found["inversion"], str):
@@ -169,18 +169,18 @@ def cells(method: str, results: Results) -> dict[str, str]:
         "members": ("void: " if lira["void"] else "")
         + f"AUC {lira['auc']:.2f} ({lira['control_auc']:.2f}), TPR {percent(lira['tpr'])}",
     }
-    for kind, key, what in (("scale", "accuracy", "accuracy with one liar"), ("backdoor", "success", "backdoor")):
+    for kind, key, what in (("scale", "accuracy", "accuracy with one malicious client"), ("backdoor", "success", "backdoor")):
         told[what] = NONE
         if not isinstance(found[kind], str):
-            figure, instead = _lied(found[kind], key), f", honest {percent(found[kind]['clean'][key])}"
+            figure, instead = _attacked(found[kind], key), f", honest {percent(found[kind]['clean'][key])}"
             void = "" if succeeds(control[kind]) else "void: "
-            told[what] = f"{void}{figure} ({_lied(control[kind], key)})" + (instead if key == "accuracy" else "")
+            told[what] = f"{void}{figure} ({_attacked(control[kind], key)})" + (instead if key == "accuracy" else "")
     return told
 
 
-def _lied(result: Mapping[str, Any], key: str) -> str:
-    liars = result["poisoned"][0]
-    return "diverges" if liars["accuracy"] is None else percent(liars[key])
+def _attacked(result: Mapping[str, Any], key: str) -> str:
+    poisoned = result["poisoned"][0]
+    return "diverges" if poisoned["accuracy"] is None else percent(poisoned[key])
 
 
 def main() -> None:

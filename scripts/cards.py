@@ -75,8 +75,8 @@ def card(name: str, model: str) -> str:
     text = re.sub("<!-- figure -->.*?<!-- /figure -->\n\n", "", text, flags=re.DOTALL)
     title, first, rest = text.split("\n\n", 2)
     words = textwrap.fill(
-        f"Accuracy over what all clients sent: digits, 10 clients, alpha 1, `{model}`, 20 rounds, three seeds "
-        "([all methods, and how they were run](../which.md#measured)).",
+        f"Accuracy against the bytes that all clients sent: digits, 10 clients, alpha 1, `{model}`, 20 rounds, three "
+        "seeds ([all methods, with the settings](../which.md#measured)).",
         120,
     )
     block = f"<!-- figure -->\n![{name}: accuracy over MB up](pictures/{name}.svg)\n\n{words}\n<!-- /figure -->"
@@ -87,7 +87,8 @@ def listed() -> str:
     """The text of docs/methods/index.md: every method by kind, and what its clients send."""
     lines = [
         "<!-- by scripts/cards.py -->\n# Methods\n",
-        "`fewbytes methods` lists them, `fewbytes methods NAME` tells all of one. Beside each: what a client sends.\n",
+        "`fewbytes methods` lists all methods, `fewbytes methods NAME` describes one. The tables show what a client sends "
+        "in a round. The [glossary](../glossary.md) explains the terms.\n",
     ]
     known = [about(name, method) for name, method in METHODS.items()]
     for kind in KINDS:
@@ -96,8 +97,8 @@ def listed() -> str:
         lines += [f"| [`{each.name}`]({each.name}.md) | {each.sends} |" for each in of_kind]
         lines += ["\n```{toctree}\n:hidden:\n", *(each.name for each in of_kind), "```\n"]
     lines += [
-        "## Around any of them\n",
-        "[`Clustered`](clustered.md) runs a method once in each cluster of clients whose data are alike.\n",
+        "## Wrappers of any method\n",
+        "[`Clustered`](clustered.md) runs a method once in each cluster of clients with similar data.\n",
         "```{toctree}\n:hidden:\n\nclustered\n```",
     ]
     return "\n".join(lines) + "\n"
