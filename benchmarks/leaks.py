@@ -169,7 +169,10 @@ def cells(method: str, results: Results) -> dict[str, str]:
         "members": ("void: " if lira["void"] else "")
         + f"AUC {lira['auc']:.2f} ({lira['control_auc']:.2f}), TPR {percent(lira['tpr'])}",
     }
-    for kind, key, what in (("scale", "accuracy", "accuracy with one malicious client"), ("backdoor", "success", "backdoor")):
+    for kind, key, what in (
+        ("scale", "accuracy", "accuracy with one malicious client"),
+        ("backdoor", "success", "backdoor"),
+    ):
         told[what] = NONE
         if not isinstance(found[kind], str):
             figure, instead = _attacked(found[kind], key), f", honest {percent(found[kind]['clean'][key])}"

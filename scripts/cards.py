@@ -87,8 +87,8 @@ def listed() -> str:
     """The text of docs/methods/index.md: every method by kind, and what its clients send."""
     lines = [
         "<!-- by scripts/cards.py -->\n# Methods\n",
-        "`fewbytes methods` lists all methods, `fewbytes methods NAME` describes one. The tables show what a client sends "
-        "in a round. The [glossary](../glossary.md) explains the terms.\n",
+        "`fewbytes methods` lists all methods, `fewbytes methods NAME` describes one. The tables show what a client "
+        "sends in a round. The [glossary](../glossary.md) explains the terms.\n",
     ]
     known = [about(name, method) for name, method in METHODS.items()]
     for kind in KINDS:

@@ -88,11 +88,11 @@ def page(results: Mapping[str, Any], faults: Sequence[Fault] = FAULTS) -> str:
     lines = [
         "# Faults and attacks, measured",
         "",
-        "Made by `make hardening` from `hardening.json`; every figure is measured by `benchmarks/hardening`. "
-        "[What is trusted, and what is not](threat-model.md).",
+        "`make hardening` makes this page from `hardening.json`; `benchmarks/hardening` measures every figure. See the "
+        "[threat model](threat-model.md) and the [glossary](glossary.md).",
         "",
-        f"Of {len(faults)} kinds of faults {len(met)} meet every goal, {len(missed)} do not{_listed(missed)}, and "
-        f"{len(none)} are not measured{_listed(none)}. All took {seconds / 60:.0f} minutes.",
+        f"Of {len(faults)} kinds of faults, {len(met)} meet every goal, {len(missed)} do not{_listed(missed)}, and "
+        f"{len(none)} are not measured{_listed(none)}. All measurements took {seconds / 60:.0f} minutes.",
         "",
         *_table(faults, results, "measures"),
         "",

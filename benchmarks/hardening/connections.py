@@ -188,7 +188,7 @@ def killed_uploads(times: int) -> list[Figure]:
     left = [each["outcome"] for row in seen.rows for each in row.get("left_out", [])]
     found = [
         Figure(
-            f"one of two nodes killed (kill -9) as it uploads 1.5 MB, and started again ({len(left)} of {2 * rounds} "
+            f"one of two nodes killed (kill -9) while it uploads 1.5 MB, and restarted ({len(left)} of {2 * rounds} "
             "replies missed): rounds done",
             f"{done} of {rounds}",
             "all",
@@ -273,10 +273,10 @@ def impostors(times: int) -> list[Figure]:
         for i, (kind, certificate) in enumerate(false):
             believed, heard = _taken(Path(name) / f"{i}.pem", certificate, ca, times)
             found.append(
-                Figure(f"servers a node took for its own: {kind}", f"{believed} of {times}", "0", not believed)
+                Figure(f"fake servers that a node accepted: {kind}", f"{believed} of {times}", "0", not believed)
             )
             sent = max(sent, heard // times)
-        what = "bytes that a node sends a server before it refuses it"
+        what = "bytes that a node sends to a server before it refuses it"
         found.append(Figure(what, f"{sent:,}", "at most 64 KiB", sent <= 65_536))
 
         pid, tls, size = link._superlink.process.pid, _trusting(link), 64 * MIB
@@ -322,7 +322,7 @@ def _certificates(folder: Path) -> dict[str, bytes]:
     return {
         "ours (the control)": made(ours, authority.subject, here, -1, 1),
         "of another authority": made(other, named, here, -1, 1),
-        "of another authority that has our authority's name": made(other, authority.subject, here, -1, 1),
+        "of another authority with our authority's name": made(other, authority.subject, here, -1, 1),
         "expired": made(ours, authority.subject, here, -2, -1),
         "not valid yet": made(ours, authority.subject, here, 1, 2),
         "of another server": made(ours, authority.subject, elsewhere, -1, 1),
@@ -381,7 +381,7 @@ def _client(port: int, ca: Path) -> FleetHttpClient:
     return FleetHttpClient.from_server_address(f"127.0.0.1:{port}", False, str(ca), interceptors=[])
 
 
-# -------------------------------------------------------------------- 16: clients that come and go, links that flap
+# -------------------------------------------------------------------- 16: clients that come and go, unstable links
 
 
 class Flapping(Counting):
@@ -458,7 +458,7 @@ def comers(rounds: int) -> list[Figure]:
         result = serve_run(grid, Run.of(method, task, settings, policy), exchange=Exchange(poll=0.002))
         answered = int((result.ledger.columns()["outcome"] == 0).sum())
     done = len([row for row in result.rounds if row["phase"] == "round"])
-    what = f"a fifth of {MANY} nodes away in each round, each time others: rounds done"
+    what = f"a fifth of {MANY} nodes absent in each round, different ones each time: rounds done"
     return [
         Figure(what, f"{done} of {rounds}", "all", done == rounds),
         Figure("replies a round", f"{answered / rounds:.1f}", "", None),
@@ -502,7 +502,7 @@ def reconnections(nodes: int) -> list[Figure]:
             thread.join(60)
     came.sort()
     spread = came[round(0.95 * (len(came) - 1))] - came[round(0.05 * (len(came) - 1))] if came else 0.0
-    what = f"{nodes} nodes whose server was away for 10 s: seconds over which the middle 90 % of {len(came)} come back"
+    what = f"{nodes} nodes whose server was away for 10 s: seconds over which the middle 90 % of {len(came)} reconnect"
     return [Figure(what, f"{spread:.1f} s", "at least 5 s", spread >= 5 and len(came) == nodes)]
 
 
@@ -571,7 +571,7 @@ def crowded(count: int) -> list[Figure]:
         ),
         Figure("memory of the SuperLink for each", f"{each:.0f} KiB", "at most 64 KiB", each <= 64),
         Figure(
-            f"of them still open after {CALM} rounds: Flower's server closes none that says nothing",
+            f"still open after {CALM} rounds: Flower's server closes no silent connection",
             str(seen.still),
             "",
             None,

@@ -52,7 +52,7 @@ def rounds(repeats: int) -> list[Figure]:
 
 
 def privacy(_: int) -> list[Figure]:
-    """Twenty rounds on digits without a promise and at epsilon 8 and 2, of 200 clients and of the samples of five."""
+    """Twenty rounds on digits without --dp and at epsilon 8 and 2, of 200 clients and of the samples of five."""
     found = []
     for of, clients, terms in (("clients", 200, {"lr": 0.2, "batch": 5}), ("samples", 5, {"lr": 0.5, "batch": 20})):
         for epsilon in (0, 8, 2):
@@ -61,7 +61,7 @@ def privacy(_: int) -> list[Figure]:
             up, down = (result.summary[f"{way}_bytes_per_client_round"] for way in ("uplink", "downlink"))
             took = f"{result.summary['seconds'] / 20:.2f} s a round"
             figure = f"{result.accuracy:.1%}, {took}, {up:,.0f} B up, {down:,.0f} B down"
-            promise = f"--dp of {of}, epsilon {epsilon}" if epsilon else "no promise"
+            promise = f"--dp of {of}, epsilon {epsilon}" if epsilon else "without --dp"
             found.append(Figure(f"fedavg, {clients} clients, {promise}", figure, "", None))
     return found
 
@@ -96,4 +96,6 @@ def admission(repeats: int) -> list[Figure]:
 
     decodes = [seconds(lambda: unpack(Trained, frame, layout=known.layout)) for _ in range(repeats)]
     part = statistics.median(seconds(checks) for _ in range(repeats)) / statistics.median(decodes)
-    return [Figure("checks of a reply of 11 million values, beside its decoding", f"{part:.0%}", "10 %", part <= 0.1)]
+    return [
+        Figure("checks of a reply of 11 million values, relative to its decoding", f"{part:.0%}", "10 %", part <= 0.1)
+    ]

@@ -64,12 +64,12 @@ def flipped(folder: Path, times: int) -> list[Figure]:
         shutil.rmtree(place)
     for each in (*wrong, *unread):
         print(*each, file=sys.stderr)
-    what = f"one bit of one of {len(names)} files flipped: resumed, equal bit for bit, or refused in words"
+    what = f"one bit of one of {len(names)} files flipped: resumed, equal bit for bit, or refused with a message"
     good = f"{times - len(wrong)} of {times} ({refused} refused)"
     return [
         Figure(what, good, "all", not wrong),
         Figure(
-            "its report is written, or what is damaged is said", f"{times - len(unread)} of {times}", "all", not unread
+            "its report is written, or the damage is reported", f"{times - len(unread)} of {times}", "all", not unread
         ),
     ]
 
@@ -94,7 +94,9 @@ def diary(folder: Path, times: int) -> list[Figure]:
         except fb.UserError:
             refused += 1
     figure = f"{refused} of {times}"
-    return [Figure("one bit of a node's diary of privacy flipped: refused in words", figure, "all", refused == times)]
+    return [
+        Figure("one bit of a node's diary of privacy flipped: refused with a message", figure, "all", refused == times)
+    ]
 
 
 def _begun(folder: Path, after: int) -> Path:

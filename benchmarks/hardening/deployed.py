@@ -142,7 +142,7 @@ def killed(folder: Path, times: int) -> list[Figure]:
         deployment.end()
         good += (done.total() - before) * (held and _ends_as(wanted, place))
     who = ", ".join(f"{n} of a {role}" for role, n in sorted(done.items()))
-    what = f"processes of a deployment killed ({who}): gone on with, equal bit for bit"
+    what = f"processes of a deployment killed ({who}): resumed, equal bit for bit"
     return [Figure(what, f"{good} of {times}", "all", good == times)]
 
 
@@ -210,5 +210,5 @@ def full_disk(folder: Path, sizes: int) -> list[Figure]:
                 Checkpoints(run).read(kept[-1])
             subprocess.run(["mount", "-o", "remount,size=256m", str(disk)], check=True)
             good += full and _ends_as(wanted, disk)
-    what = "disk full in mid-run of a deployment: it is said, the checkpoint loads, resumed"
+    what = "disk full in mid-run of a deployment: reported, the checkpoint loads, resumed"
     return [Figure(what, f"{good} of {sizes}", "all", good == sizes)]

@@ -155,8 +155,8 @@ def clock(_: int) -> list[Figure]:
         late = len(left_out(Path(name) / "jumps" / "run"))
         refused = len(left_out(Path(name) / "back" / "run"))
     return [
-        Figure("replies late by a clock that jumps an hour", f"{late} of 40", "0", not late),
-        Figure("orders refused when a run goes on an hour earlier", f"{refused} of 28", "0", not refused),
+        Figure("replies counted as late because a clock jumps an hour", f"{late} of 40", "0", not late),
+        Figure("orders refused when a run resumes an hour earlier", f"{refused} of 28", "0", not refused),
     ]
 
 
@@ -195,7 +195,7 @@ def names(_: int) -> list[Figure]:
             "none",
             not imported,
         ),
-        Figure("folders listed that a server names", f"{listed} of {4 * len(places)}", "0", not listed),
+        Figure("folders that a server names and a node lists", f"{listed} of {4 * len(places)}", "0", not listed),
     ]
 
 
@@ -220,6 +220,6 @@ def kept(_: int) -> list[Figure]:
         open_to_all = [path for path in folder.iterdir() if path.stat().st_mode & 0o077]
         private = [path.name for path in open_to_all if path.name in ("checkpoint", "deployment", "models", "frames")]
     return [
-        Figure("files of the deployment in which a message is left", str(len(files)), "0", not files),
+        Figure("files of the deployment that still hold a message", str(len(files)), "0", not files),
         Figure("folders of states, models and keys that others can enter", str(len(private)), "0", not private),
     ]

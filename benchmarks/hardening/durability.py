@@ -251,8 +251,8 @@ def kills(folder: Path, times: int) -> list[Figure]:
         good += _ends_as(wanted, lambda place=place, kept=kept, w=watcher: run(place, bool(kept), w))
         ready = max(ready, watcher.seconds)
         shutil.rmtree(place)
-    figure = f"{good} of {times}; {again} told rounds lost; ready in {ready:.1f} s"
-    goal, met = "all; 0 told rounds lost; ready in 5 s", good == times and not again and ready < 5
+    figure = f"{good} of {times}; {again} reported rounds lost; ready in {ready:.1f} s"
+    goal, met = "all; 0 reported rounds lost; ready in 5 s", good == times and not again and ready < 5
     return [Figure("killed (kill -9): resumed, equal bit for bit", figure, goal, met)]
 
 

@@ -27,12 +27,12 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
-    Fault(1, "frames that lie", (Measure("wire.fuzzed", 1000, 20_000),)),
+    Fault(1, "malformed frames", (Measure("wire.fuzzed", 1000, 20_000),)),
     Fault(2, "frames cut off, bits flipped", (Measure("wire.damaged", 1, 1),), (Measure("stock.damaged", 1, 1),)),
     Fault(3, "bombs", (Measure("wire.bombed", 1, 1),), (Measure("stock.bombed", 1, 1),)),
     Fault(
         4,
-        "well-formed replies that lie",
+        "well-formed false replies",
         (Measure("replies.lies", 126, 2000, 400), Measure("costs.admission", 9, 99)),
         (Measure("stock.lies", 1, 1),),
     ),
@@ -41,20 +41,20 @@ FAULTS = (
         6,
         "duplicate replies",
         (Measure("replies.duplicates", 1000, 10_000),),
-        lacking="eight threads at once, which is the SuperLink's part",
+        lacking="eight threads at once, which the SuperLink handles",
     ),
     Fault(7, "late replies", (Measure("replies.late", 60, 600),)),
     Fault(8, "replayed replies", (Measure("deployment.replays", 100, 1000),)),
     Fault(
         9,
-        "strangers, and what is named or left for them",
+        "strangers, and names or files left for them",
         (
             Measure("deployment.unauthenticated", 10, 50),
             Measure("connections.impostors", 10, 50),
             Measure("deployment.names", 1, 1),
             Measure("deployment.kept", 1, 1),
         ),
-        lacking="revoked certificates: there are no lists of them, only a new authority for every node",
+        lacking="revoked certificates: there are no revocation lists, only a new authority for every node",
     ),
     Fault(
         10,
@@ -78,7 +78,7 @@ FAULTS = (
     Fault(15, "too few answer", (Measure("replies.quorum", 2, 4),)),
     Fault(
         16,
-        "clients that come and go, links that flap",
+        "clients that come and go, unstable links",
         (
             Measure("connections.comers", 100, 1000),
             Measure("connections.flaps", 4, 40, 400),
@@ -109,7 +109,7 @@ FAULTS = (
         20,
         "backdoors by model replacement",
         (Measure("learning.backdoored", 15, 50),),
-        lacking="backdoors that hide in an update like others'",
+        lacking="backdoors that hide in a normal-looking update",
     ),
     Fault(21, "gradient inversion", (Measure("learning.inverted", 2, 8),), lacking="attacks that unroll training"),
     Fault(22, "membership inference", (Measure("learning.inferred", 8, 64),)),
@@ -117,7 +117,7 @@ FAULTS = (
         23,
         "differential privacy",
         (Measure("privacy.promised", 10_000, 100_000),),
-        lacking="crash and resume, which tests/running/test_dp.py looks at",
+        lacking="crash and resume, which tests/running/test_dp.py tests",
     ),
     Fault(
         24,
@@ -133,16 +133,16 @@ FAULTS = (
     ),
     Fault(
         27,
-        "a server that singles one client out of a sum",
+        "a server that tries to separate one client from a sum",
         (Measure("nodes.singled_out", 1, 1), Measure("learning.imprinted", 1, 1)),
-        lacking="keys of its own in place of neighbours', for which nobody vouches",
+        lacking="the server's own keys in place of neighbours', which nobody authenticates",
     ),
-    Fault(28, "a server that looks for one sample, or asks again and again", (Measure("nodes.oracle", 5, 50),)),
+    Fault(28, "a server that looks for one sample, or repeats its requests", (Measure("nodes.oracle", 5, 50),)),
     Fault(29, "a neighbour on the host", (Measure("nodes.planted", 1, 1),)),
-    Fault(30, "clients that stand out", (Measure("watch.named", 20, 60, 400), Measure("watch.costs", 5, 15, 300))),
+    Fault(30, "outlying clients", (Measure("watch.named", 20, 60, 400), Measure("watch.costs", 5, 15, 300))),
     Fault(
         31,
-        "files of a run that are damaged",
+        "damaged files of a run",
         (Measure("damage.flipped", 100, 2000), Measure("damage.diary", 200, 2000)),
     ),
 )

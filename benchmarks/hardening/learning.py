@@ -51,11 +51,11 @@ def poisoned(rounds: int) -> list[Figure]:
         "scale": "100 times their update",
         "flip": "-100 times their update",
         "noise": "noise 100 times as long as their update",
-        "labels": "5 times what they learnt from wrong labels",
+        "labels": "5 times an update trained on wrong labels",
     }.items():
         result = lied(kind, rounds)
         clean, (control, *rules) = result["clean"], result["poisoned"]
-        figure = f"{_percent(control['accuracy'])} ({_percent(clean['accuracy'])} without liars)"
+        figure = f"{_percent(control['accuracy'])} ({_percent(clean['accuracy'])} without attack)"
         what = f"the mean, two of ten clients send {words}: the control"
         found.append(Figure(what, figure, "20 points below clean, or the test is void", succeeds(result)))
         for row in rules:
@@ -71,7 +71,7 @@ def backdoored(rounds: int) -> list[Figure]:
     found = [
         Figure(
             f"the mean, two of ten clients, accuracy {_percent(control['accuracy'])}: the control's success",
-            f"{_percent(control['success'])} ({_percent(clean['success'])} without liars)",
+            f"{_percent(control['success'])} ({_percent(clean['success'])} without attack)",
             "at least 80 %, or the test is void",
             succeeds(result),
         )
@@ -136,21 +136,21 @@ def imprinted(_: int) -> list[Figure]:
     images, control = result["images"], result["control"] / result["control_images"]
     return [
         Figure(
-            f"of {images} images, rebuilt from each update by a first layer made for it",
+            f"of {images} images, reconstructed from each update by a first layer built for it",
             f"{result['in_clear']}",
             "",
             None,
         ),
-        Figure("the same from their sum, which is what --secure-aggregation leaves", f"{result['in_a_sum']}", "", None),
+        Figure("the same from their sum, all that --secure-aggregation reveals", f"{result['in_a_sum']}", "", None),
         Figure("control: one step of one client", f"{control:.0%}", "at least 30 %, or it is void", control >= 0.3),
         Figure("how far that layer has turned from the agreed one", f"{drift:.2f}", "above max-drift 0.9", drift > 0.9),
         Figure(
-            "how far at least one has that keeps half of its units, and makes the others a twentieth as long",
+            "the same, least, for a layer that keeps half of its units and shrinks the others to a twentieth",
             f"{adapted:.2f}",
             "above max-drift 0.9",
             adapted > 0.9,
         ),
-        Figure("an honestly trained one of the same network, 20 rounds", f"{honest:.2f}", "below 0.9", honest < 0.9),
+        Figure("the same for honest training of this network, 20 rounds", f"{honest:.2f}", "below 0.9", honest < 0.9),
     ]
 
 

@@ -89,10 +89,10 @@ def bundles(_: int) -> list[Figure]:
     unfolds = any(map(is_installed, bombs))
     peak = tracemalloc.get_traced_memory()[1]
     return [
-        never(f"bundles of a server that are not the installed application, of {len(others)} kinds: run", taken),
+        never(f"bundles of a server other than the installed application, of {len(others)} kinds: run", taken),
         control("the installed application runs", str(is_installed(bundled(installed))), "True"),
         Figure(
-            "bundles that unfold to 128 MiB, as one file and as 128",
+            "bundles that decompress to 128 MiB, as one file and as 128",
             f"{'run' if unfolds else 'refused'}, with {peak / 2**20:.1f} MiB more memory",
             "refused, with at most 4 MiB",
             not unfolds and peak < 4 << 20,
@@ -127,8 +127,8 @@ def settings(_: int) -> list[Figure]:
         with contextlib.suppress(OSError):
             open(secret)  # noqa: SIM115
         return [
-            never(f"files opened that a server's settings name, of {len(names) + 3} settings", opened),
-            control("files opened that are noticed", str(len(seen) - opened), "1"),
+            never(f"files that a server's settings name and a node opens, of {len(names) + 3} settings", opened),
+            control("opened files that are noticed", str(len(seen) - opened), "1"),
         ]
 
 
@@ -229,11 +229,9 @@ def singled_out(_: int) -> list[Figure]:
     told = like(colluded(three, sent, dealt, [1, 2, 3, 4, 5, 6]), three.truth(0))
     size = sum(v.numel() for v in one.start.values())
     return [
-        never(
-            "numbers of one client recovered, told of two neighbours that are gone for the others", got, f" of {size:,}"
-        ),
+        never("numbers recovered of one client that was told that two neighbours are gone", got, f" of {size:,}"),
         Figure(
-            "the same by a sum with nine that were sent a dead model",
+            "the same from a sum with nine clients that were sent a dead model",
             f"{apart} of {size:,}",
             "by chance, 2",
             apart <= 2,
@@ -291,8 +289,8 @@ def oracle(count: int) -> list[Figure]:
         nn.functional.cross_entropy(model(there), y).backward()
         plain += any(not bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
     return [
-        never(f"of {count} samples, told with certainty to be there by an answer that is not finite", found),
-        control("the same without a promise", str(plain), str(count)),
+        never(f"of {count} samples, detected with certainty by an answer that is not finite", found),
+        control("the same without --dp", str(plain), str(count)),
         *budget(count),
     ]
 
@@ -319,12 +317,12 @@ def budget(_: int) -> list[Figure]:
         answered[allows.privacy] = count
     return [
         Figure(
-            "orders that a node answers under 40 names of runs, where the first promised one",
+            "orders that a node answers under 40 names of runs, if the first promised one round",
             str(answered[""]),
             "1",
             answered[""] == 1,
         ),
-        control("where its site allows any", str(answered["any"]), "40"),
+        control("if its site allows any", str(answered["any"]), "40"),
     ]
 
 
@@ -371,7 +369,7 @@ def planted(_: int) -> list[Figure]:
         subprocess.run([sys.executable, "-c", CODE, folder], timeout=60, check=True, capture_output=True)
         cleared = not left.exists()
     return [
-        never(f"runs that hang or end by what a neighbour left, of {len(PLANTS)} kinds", hung),
-        never("files made or removed elsewhere", written + removed),
-        control("what a killed run of one's own left is removed", str(cleared), "True"),
+        never(f"runs that hang or end because of files that a neighbour left, of {len(PLANTS)} kinds", hung),
+        never("files created or removed elsewhere", written + removed),
+        control("files of the user's own killed run are removed", str(cleared), "True"),
     ]

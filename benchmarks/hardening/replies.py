@@ -55,7 +55,7 @@ def kept(folder: Path) -> tuple[Any, ...]:
 
 class Told(NamedTuple):
     """What became of lies: how many were told; whose run died, or could not be resumed; how many were refused, and in
-    how many runs nothing was left of them; which were taken although more than numbers was wrong; how many others."""
+    how many runs nothing was left of them; which were accepted although more than numbers was wrong; the others."""
 
     told: int = 0
     died: tuple[str, ...] = ()
@@ -99,18 +99,18 @@ def lies(count: int) -> list[Figure]:
 
 
 def figures_of(found: Told) -> list[Figure]:
-    """What lies came to."""
-    whole = f"{found.told} lies in {len(CASES)} configurations, half of them on Flower, told once"
+    """The figures of false replies."""
+    whole = f"{found.told} false replies in {len(CASES)} configurations, half of them on Flower, one per run"
     return [
         Figure(f"{whole}: runs that died or could not be resumed", _listed(found.died), "0", not found.died),
         Figure(
-            "states equal, bit for bit, to those of runs in which the true reply was refused, where the lie was",
+            "states equal, bit for bit, to those of runs that refuse the true reply in its place",
             f"{found.equal} of {found.refused}",
             "all",
             found.equal == found.refused,
         ),
-        Figure("taken although more than numbers was wrong", _listed(found.shapes), "0", not found.shapes),
-        Figure("taken: numbers within their ranges", str(found.taken), "", None),
+        Figure("accepted although more than numbers was wrong", _listed(found.shapes), "0", not found.shapes),
+        Figure("accepted: numbers within their ranges", str(found.taken), "", None),
     ]
 
 
@@ -139,7 +139,7 @@ def duplicates(count: int) -> list[Figure]:
             run(method, places[1], rounds=10)
             equal += fingerprint(places[0]) == fingerprint(places[1])
             runs += 1
-    what = f"{given} replies came again: runs equal, ledger and all, to those in which none did"
+    what = f"{given} duplicate replies: runs equal, ledger included, to runs without any"
     return [Figure(what, f"{equal} of {runs}", "all", equal == runs)]
 
 
@@ -167,7 +167,7 @@ def late(count: int) -> list[Figure]:
                 run(method, places[not comes], fault=fault, rounds=10, policy=policy)
             equal += kept(places[0]) == kept(places[1])
             runs += 1
-    what = f"{given} replies came a round late: runs equal to those in which they never came"
+    what = f"{given} replies a round late: runs equal to runs in which they never arrived"
     return [Figure(what, f"{equal} of {runs}", "all", equal == runs)]
 
 
@@ -238,13 +238,13 @@ def stragglers(rounds: int) -> list[Figure]:
     goal = "at most 1.2 times"
     return [
         Figure(
-            "30 % stragglers, 130 % asked, without a deadline (of 13 asked 9 are fast, and 10 are waited for)",
+            "30 % stragglers, 130 % asked, without a deadline (of 13 asked 9 are fast, and 10 are awaited)",
             f"{alone / free:.2f} times",
             "",
             None,
         ),
         Figure(
-            f"the same, with a deadline of 1.15 times a client's time ({told} replies were not waited for)",
+            f"the same, with a deadline of 1.15 times a client's time ({told} replies were not awaited)",
             f"{closed / free:.2f} times",
             goal,
             closed / free <= 1.2,
@@ -272,7 +272,7 @@ def dropouts(rounds: int) -> list[Figure]:
         )  # that so few drop out
         what = f"{part:.0%} drop out, {1 + over:.0%} asked: rounds done"
         if least == 1:  # a round with fewer is no round
-            what = f"the same with --min-replies 1, which tries a round again: rounds done, each with {COHORT} replies"
+            what = f"the same with --min-replies 1, which retries a round: rounds done, each with {COHORT} replies"
         found.append(Figure(what, f"{done} of {rounds}", "all", done == rounds))
         if least < 1:
             what = f"of these with {COHORT} replies or more (chance alone lets {chance:.0%} have them)"
@@ -304,7 +304,7 @@ def quorum(tries: int) -> list[Figure]:
     over = took - tries * deadline - waited
     return [
         Figure(
-            f"too few answered {tries} times: states and models equal to those of a run in which all did",
+            f"too few answered {tries} times: states and models equal to those of a run in which all answered",
             "yes" if equal else "no",
             "yes",
             equal,

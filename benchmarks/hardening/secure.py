@@ -70,7 +70,12 @@ def summed(count: int) -> list[Figure]:
     return [
         Figure(f"{count} masked sums equal to the bit to the plain quantised sum", f"{equal} of {count}", "all",
                equal == count),
-        Figure("off the mean of the values by at most", f"{off:.1e}", "10 halves of 64 / 2^30", off <= 5 * 64 / 2**30),
+        Figure(
+            "largest difference from the mean of the values",
+            f"{off:.1e}",
+            "10 halves of 64 / 2^30",
+            off <= 5 * 64 / 2**30,
+        ),
         Figure("bytes of a client, of 256 kinds: the lowest chi-square's p", f"{lowest:.3f}", "above 1e-6",
                lowest > 1e-6),
     ]  # fmt: skip

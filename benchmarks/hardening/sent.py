@@ -58,10 +58,10 @@ def sockets(rounds: int) -> list[Figure]:
     passed = sum(sum(proxy.snapshot()) for proxy in seen.proxies)
     return [
         Figure(
-            f"{said:,} bytes in the ledger of a deployment: what sockets carried besides, from the nodes' start "
+            f"{said:,} bytes in the ledger of a deployment: further bytes on sockets, from the nodes' start "
             "to their end: TLS, HTTP, polls, the application",
             f"{passed - said:,} bytes ({(passed - said) / said:.1%})",
-            "told apart",
+            "counted separately",
             None,
         )
     ]

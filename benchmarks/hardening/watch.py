@@ -41,11 +41,13 @@ def run(method: fb.Method, alpha: float, seed: int, rounds: int = 12, model: str
 
 
 def named(count: int) -> list[Figure]:
-    """Row 30: so many honest runs of unlike clients in which somebody is named; and malicious that are."""
+    """Row 30: so many honest runs of different clients in which somebody is named; and malicious that are."""
     alarms = 0
     for n in range(count):
         alarms += "stands_out" in run(METHODS[n % len(METHODS)], ALPHAS[n // len(METHODS) % 3], n).summary
-    what = f"of {count} honest runs of unlike clients (alpha 0.1 to 1, four methods), those in which somebody is named"
+    what = (
+        f"of {count} honest runs of different clients (alpha 0.1 to 1, four methods), runs in which a client is named"
+    )
     found = [Figure(what, str(alarms), "1 of 20", alarms * 20 <= count)]
     one, three = (3,), (3, 5, 7)
     for factor, malicious, wanted in ((-1.0, one, True), (30.0, one, True), (30.0, three, True), (-1.0, three, False)):
@@ -54,7 +56,7 @@ def named(count: int) -> list[Figure]:
         figure = f"{who} of {len(malicious)} named, and {len(told) - who} honest ones"
         met = who == len(malicious) == len(told) if wanted else None
         what = f"{len(malicious)} of 10 send their update times {factor:g}"
-        found.append(Figure(what, figure, "all, and nobody else" if wanted else "", met))
+        found.append(Figure(what, figure, "all, and no other client" if wanted else "", met))
     return found
 
 
@@ -82,6 +84,6 @@ def costs(repeats: int) -> list[Figure]:
             parts.append(spent[0] / sum(row["seconds"] - row["seconds_scoring"] for row in rows))
         part = statistics.median(parts)
         found.append(
-            Figure(f"looking at updates, of a run with {model}, ten clients", f"{part:.2%}", "3 %", part < 0.03)
+            Figure(f"cost of the outlier check, of a run with {model}, ten clients", f"{part:.2%}", "3 %", part < 0.03)
         )
     return found

@@ -44,7 +44,7 @@ def fuzzed(count: int) -> list[Figure]:
     total = count * len(cases())
     return [
         Figure(
-            f"frames that lie, {count:,} for each of {len(cases())} kinds",
+            f"malformed frames, {count:,} for each of {len(cases())} kinds",
             f"{crashed} crashes, {wrong} silently wrong, {refused / total:.0%} refused; "
             f"the slowest took {1e3 * slowest:.1f} ms of a core",
             "0 crashes, 0 silently wrong, each under 100 ms",
