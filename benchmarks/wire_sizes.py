@@ -24,7 +24,7 @@ from fewbytes.data import load_dataset
 from fewbytes.methods.fedpurin import taking_part
 from fewbytes.methods.parts.critical import critical, scores
 from fewbytes.models import build_model
-from fewbytes.wire import Base, Layout, Parsed, counted
+from fewbytes.wire import Layout, Parsed, base_of, counted
 
 
 @fb.payload
@@ -49,7 +49,7 @@ def main(name: str, steps: int) -> None:
     after = fb.state_of(model)
     layout = Layout.of(after)
     message = Whole(fb.Dense(before))
-    base = Base.of(fb.pack(message, layout=layout).digest, message)
+    base = base_of(fb.pack(message, layout=layout).digest, message)
 
     def show(what: str, payload: Whole | Sparse, values: np.ndarray, reference: np.ndarray, mask: np.ndarray) -> None:
         count = counted(payload).nominal_bytes

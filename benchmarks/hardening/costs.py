@@ -11,11 +11,12 @@ import torch
 from figures import Figure
 
 import fewbytes as fb
-from fewbytes.core.admission import Known, admit, norm
+from fewbytes.core.admission import Known, admit, finite_norm
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
 from fewbytes.wire import pack, unpack
+from fewbytes.wire.schema import leaves_of
 
 ROUNDS, CLIENTS = 5, 20
 RULES = ("median", "trimmed-mean", "krum=2", "multi-krum=2", "norm-clip", "geometric-median")
@@ -92,7 +93,8 @@ def admission(repeats: int) -> list[Figure]:
         return time.perf_counter() - started
 
     def checks() -> None:
-        admit(decoded, norm(decoded), known)
+        leaves = leaves_of(decoded)
+        admit(leaves, finite_norm(leaves, ""), known)
 
     decodes = [seconds(lambda: unpack(Trained, frame, layout=known.layout)) for _ in range(repeats)]
     part = statistics.median(seconds(checks) for _ in range(repeats)) / statistics.median(decodes)

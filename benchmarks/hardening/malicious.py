@@ -29,13 +29,13 @@ import fewbytes as fb
 from fewbytes.analysis.poisoning import figures, poisoned
 from fewbytes.analysis.settings import Poisoning
 from fewbytes.base.errors import FewbytesError
-from fewbytes.core.admission import entries_of
 from fewbytes.core.rules import Rule
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.methods.parts.ccvr import ClassStatistics
 from fewbytes.running.run import Run
+from fewbytes.wire.values import entries_of
 
 State = dict[str, Tensor]
 FILE = Path(__file__).parents[2] / "docs" / "malicious.json"

@@ -103,7 +103,7 @@ def measure(name: str, task: fb.Task, rounds: int) -> None:
         for t in range(1, rounds + 1):
             up, down = (Path(folder) / "run" / "frames" / f"{t}-train-0-{way}.frame" for way in ("up", "down"))
             received = fb.unpack(fb.methods.fedavg.Model, down.read_bytes(), layout=layout)
-            base = fb.wire.Base.of(fb.wire.Parsed(down.read_bytes()).digest, received)
+            base = fb.wire.base_of(fb.wire.Parsed(down.read_bytes()).digest, received)
             reply = fb.unpack(reply_class, up.read_bytes(), layout=layout, base=base)
             statistics = len(fb.pack(Statistics(reply.buffers), layout=layout, base=base)) if reply.buffers.state else 0
             size, bound = up.stat().st_size, bound_of(reply) / 8 + statistics

@@ -20,7 +20,7 @@ import torch
 from fewbytes.base.state import State, state_of
 from fewbytes.methods import fedavg, fedpurin
 from fewbytes.models import build_model
-from fewbytes.wire import Base, Layout, Masked, Parsed, unpack
+from fewbytes.wire import Base, Layout, Masked, Parsed, base_of, unpack
 from fewbytes.wire.coding import ordered
 
 
@@ -78,7 +78,7 @@ if __name__ == "__main__":
             if not up_path.exists():
                 continue
             digest = b"" if down is None else Parsed(down_path.read_bytes()).digest
-            based = None if down is None else Base.of(digest, down)
+            based = None if down is None else base_of(digest, down)
             up = read(up_path, up_class, layout, based)
             for way, payload, path, base in (("down", down, down_path, None), ("up", up, up_path, down)):
                 if payload is None:

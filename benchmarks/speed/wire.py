@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 
 import fewbytes as fb
 from fewbytes.models import build_model
-from fewbytes.wire import Base, Layout
+from fewbytes.wire import Layout, base_of
 
 GOALS = {"uncoded": (2000, 2000), "coded": (300, 800)}
 
@@ -50,7 +50,7 @@ def main(repeats: int) -> None:
     after = fb.state_of(model)
     layout, update = Layout.of(after), Update(fb.Dense(after))
     message = Update(fb.Dense(before))
-    base = Base.of(fb.pack(message, layout=layout).digest, message)
+    base = base_of(fb.pack(message, layout=layout).digest, message)
     raw = sum(v.nbytes for v in after.values())
     buffer = memoryview(bytearray(raw + (1 << 20)))
     flat = torch.cat([v.reshape(-1).view(torch.uint8) for v in after.values()]).numpy()

@@ -241,7 +241,7 @@ def packed(_: Path, device: str) -> Any:
         )
 
     first = wire.pack(parcel())
-    base = wire.Base.of(first.digest, wire.unpack(Parcel, bytes(first)))
+    base = wire.base_of(first.digest, wire.unpack(Parcel, bytes(first)))
     state["weight"] = state["weight"] * 1.01
     return [bytes(first), bytes(wire.pack(parcel(), base=base))]
 

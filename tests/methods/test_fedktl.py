@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.base.state import load_state, state_of
-from fewbytes.core.admission import Known, admit, norm
+from fewbytes.core.admission import Known, admit, finite_norm
 from fewbytes.core.training import fit, outputs
 from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.experiments.display import Display
@@ -49,6 +49,7 @@ from fewbytes.report import read_runs, write_report
 from fewbytes.report.table import summary_table
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
 from fewbytes.wire import FrameError, Images, Layout, unpack
+from fewbytes.wire.schema import leaves_of
 
 
 def close(value: Tensor, expected: np.ndarray | Tensor, rtol: float = 1e-5, atol: float = 1e-6) -> None:
@@ -589,7 +590,8 @@ def test_vectors_that_do_not_fit_are_refused(vectors, classes):
     good, known = ClassVectors.of(torch.zeros(2, 3), [0, 2]), Known(Layout(()), frozenset(), None, {}, 20, None, 1, 1e9)
 
     def taken(reply):
-        admit(reply, norm(reply), known)
+        leaves = leaves_of(reply)
+        admit(leaves, finite_norm(leaves, ""), known)
         one_each(3, 3, longest=2)(7, reply)
         return reply
 

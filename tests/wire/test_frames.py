@@ -33,6 +33,7 @@ from fewbytes.wire import (
     Quantised,
     Signs,
     TopK,
+    base_of,
     pack,
     payload,
     unpack,
@@ -96,7 +97,7 @@ class Example:
     rate: Rate | None = None  # of what is rounded, which is all but an entry "exact"
 
     def pack(self) -> Frame:
-        lossy = None if self.rate is None else Lossy(self.rate, lambda path, name: name == "exact")
+        lossy = None if self.rate is None else Lossy(self.rate, exact={"exact"})
         return pack(self.value, layout=self.layout, base=self.base, coded=self.coded, lossy=lossy)
 
 
@@ -130,7 +131,7 @@ def examples() -> dict[str, Example]:
     odd = {"odd": tensor(bits, torch.float32, (7,)), "none": torch.zeros(0, 3), "": torch.tensor(7, dtype=torch.int16)}
     foreign = {"new": torch.arange(3.0), "float32": numbers(torch.float32, 8)}
     message = Example(Model(Dense(model)), layout)
-    base = Base.of(message.pack().digest, message.value)
+    base = base_of(message.pack().digest, message.value)
 
     weights = {"w": numbers(torch.float32, 2000).reshape(40, 50)}
     wide = Layout.of(weights)

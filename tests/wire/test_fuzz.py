@@ -61,20 +61,25 @@ def test_some_of_the_frames_are_accepted_and_most_are_not() -> None:
 def test_inspect_tells_of_frames_that_lie_and_steers_no_terminal(tmp_path: Path) -> None:
     """Whatever a header holds: names that clear the screen, what no wire value writes, arrays in arrays."""
     rude, rng, pages = "\x1b[2J\x07[bold]w\u202e\r\n", random.Random(0), []
+    known = {case.cls.__name__: case.cls for case in cases().values()}
     deep: list[object] = []
     for _ in range(400):
         deep = [deep]
     headers = [
         [rude, [[[[rude, "float32", [2]]], [[0]]]], []],
-        ["x", [[[["w", "int8", [[rude]]]], [0, 0, 0, "n"]]], []],
+        ["Whole", [[[[rude, "float32", [2]]], [[0]]]], []],
+        ["Part", [[[["w", "int8", [[rude]]]], [0, 0, 0, "n"], [0]]], []],
     ]
-    frames = [assemble(None, None, header=msgspec.msgpack.encode(header)) for header in [*headers, ["x", deep, []]]]
+    frames = [
+        assemble(None, None, header=msgspec.msgpack.encode(header))
+        for header in [*headers, ["x", deep, []], ["Whole", deep, []]]
+    ]
     frames += [tampered(name, rng.randbytes(20))[1] for name in cases() for _ in range(20)]
     for frame in frames:
         (tmp_path / "a.frame").write_bytes(frame)
         console = Console(file=io.StringIO(), markup=False, width=300)
         with suppress(UserError):  # not a frame
-            console.print(inspect_frame(tmp_path / "a.frame"))
+            console.print(inspect_frame(tmp_path / "a.frame", known))
         pages.append(console.file.getvalue())
-    assert "[2J [bold]w" in pages[0]
+    assert all("[2J [bold]w" in page for page in pages[:2])
     assert all(character.isprintable() or character == "\n" for page in pages for character in page)

@@ -159,8 +159,9 @@ def test_inspect_tells_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[s
     from rich import print as show
 
     for name, how in (("images", "lossless WebP"), ("images uncoded", "raw")):
-        (tmp_path / "a.frame").write_bytes(cases()[name].frame)
-        show(inspect_frame(tmp_path / "a.frame"))
+        case = cases()[name]
+        (tmp_path / "a.frame").write_bytes(case.frame)
+        show(inspect_frame(tmp_path / "a.frame", {case.cls.__name__: case.cls}))
         assert f"5 images, 3x8x8: {how}" in capsys.readouterr().out
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -19,9 +19,10 @@ from test_wire import Part, Tables, Whole, same, same_tensor, slow
 from torch import Tensor
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import ANEW, EXACT
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
-from fewbytes.wire import Base, Bits, Dense, FrameError, Layout, Lossy, Masked, Quantised, TopK, pack, unpack
+from fewbytes.wire import Base, Bits, Dense, FrameError, Layout, Lossy, Masked, Quantised, TopK, pack, payload, unpack
 from fewbytes.wire.topk import largest
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -183,7 +184,7 @@ def test_the_bits_are_near_those_asked_for(kind: str, bits: float) -> None:
 
 def test_the_bits_count_what_is_left_alone_too() -> None:
     state = {"w": numbers(10_000), "norm.running_var": numbers(10_000, seed=1)}
-    lossy = Lossy(Rate(0.5), spares=lambda path, name: name == "norm.running_var")
+    lossy = Lossy(Rate(0.5), exact={"norm.running_var"})
     _, nbytes = sent(state, lossy)
     assert (lossy.values, lossy.left) == (10_000, 10_000)
     assert lossy.bits_a_value(nbytes) == 8 * nbytes / 20_000 > 12
@@ -312,27 +313,64 @@ def test_an_outlier_is_sent_sooner_or_later(outlier: float) -> None:
 
 def test_what_is_spared_is_sent_as_it_is_and_takes_no_part() -> None:
     state = {"w": numbers(), "stats": 1e6 * numbers(10, seed=1), "steps": torch.tensor(7), "flag": torch.tensor(True)}
-    asked: list[tuple[str, str]] = []
-
-    def spares(path: str, name: str) -> bool:
-        asked.append((path, name))
-        return name == "stats"
-
-    lossy, alone = Lossy(Rate(1), spares), Lossy(Rate(1))
+    lossy, alone = Lossy(Rate(1), exact={"stats"}), Lossy(Rate(1))
     received, _ = sent(state, lossy)
     assert all(same_tensor(received[name], state[name]) for name in ("stats", "steps", "flag"))
     assert same_tensor(received["w"], sent({"w": state["w"]}, alone)[0]["w"])
-    assert set(asked) == {("Whole.model", "w"), ("Whole.model", "stats")}
     assert lossy.residual["Whole.model"].keys() == {"w"}
     assert (lossy.values, lossy.nmse) == (100_000, alone.nmse)
 
 
+@payload
+class Marked:
+    """Fields that a run rounds, leaves alone, and rounds without sending later what that loses; marks hold for all
+    that is in a field, and for a field of it."""
+
+    model: Dense
+    exact: Annotated[list[Whole], EXACT]
+    anew: Annotated[dict[str, Dense], ANEW]
+    inner: Inner | None
+
+
+@payload
+class Inner:
+    model: Dense
+    exact: Annotated[Dense, EXACT]
+    anew: Annotated[Masked, ANEW]
+
+
+def marked() -> Marked:
+    def dense(seed: int) -> Dense:
+        return Dense({"w": numbers(2000, seed=seed)})
+
+    kept = Masked.of({"w": numbers(2000, seed=9)}, {"w": numbers(2000, seed=8) > 0})
+    return Marked(dense(1), [Whole(dense(2))], {"a": dense(3)}, Inner(dense(4), dense(5), kept))
+
+
+def test_marks_say_which_fields_are_rounded_and_which_go_on() -> None:
+    value, lossy = marked(), Lossy(Rate(1))
+    received = unpack(Marked, bytes(pack(value, lossy=lossy)))
+    assert received.inner is not None
+    assert value.inner is not None
+    exact = [(value.exact[0].model, received.exact[0].model), (value.inner.exact, received.inner.exact)]
+    assert all(same_tensor(mine.state["w"], theirs.state["w"]) for mine, theirs in exact)
+    assert not any(
+        torch.equal(mine.dense()["w"], theirs.dense()["w"])
+        for mine, theirs in (
+            (value.model, received.model),
+            (value.anew["a"], received.anew["a"]),
+            (value.inner.model, received.inner.model),
+            (value.inner.anew, received.inner.anew),
+        )
+    )
+    assert (lossy.values, lossy.left) == (6000 + len(value.inner.anew.values), 4000)
+    assert lossy.residual.keys() == {"Marked.model", "Marked.inner.model"}
+
+
 def test_what_is_made_anew_each_time_loses_for_good() -> None:
-    lossy = Lossy(Rate(1), lasts=lambda path: path != "Whole.model")
-    first, _ = sent({"w": numbers()}, lossy)
-    assert lossy.nmse > 0
-    assert not lossy.residual
-    assert same_tensor(sent({"w": numbers()}, lossy)[0]["w"], first["w"])
+    first, second = (unpack(Marked, bytes(pack(marked(), lossy=lossy))) for lossy in (Lossy(Rate(1)),) * 2)
+    assert same_tensor(first.anew["a"].state["w"], second.anew["a"].state["w"])
+    assert not torch.equal(first.model.state["w"], second.model.state["w"])
 
 
 def test_what_is_no_tensor_of_the_models_loses_for_good() -> None:
@@ -346,7 +384,7 @@ def test_what_is_no_tensor_of_the_models_loses_for_good() -> None:
 
 def test_when_all_is_spared_the_frame_is_as_without() -> None:
     value = Whole(Dense({"w": numbers(1000), "steps": torch.tensor(3)}))
-    assert bytes(pack(value, lossy=Lossy(Rate(1), lambda path, name: True))) == bytes(pack(value))
+    assert bytes(pack(value, lossy=Lossy(Rate(1), exact={"w"}))) == bytes(pack(value))
 
 
 OTHERS = [
@@ -403,7 +441,7 @@ def test_what_comes_is_the_same_twice_and_can_travel_again() -> None:
 
 def test_what_is_rounded_counts_against_the_limit_once() -> None:
     state = {"w": numbers(1000), "stats": numbers(100, seed=1)}
-    frame = bytes(pack(Whole(Dense(state)), lossy=Lossy(Rate(1), lambda path, name: name == "stats")))
+    frame = bytes(pack(Whole(Dense(state)), lossy=Lossy(Rate(1), exact={"stats"})))
     assert set(unpack(Whole, frame, limit=4400).model.state) == set(state)
     for limit in (0, 400, 4000, 4399):
         with pytest.raises(FrameError, match="larger than this receiver"):

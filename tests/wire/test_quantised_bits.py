@@ -28,10 +28,11 @@ from test_wire import (
 from torch import Tensor
 
 from fewbytes.base.state import State
-from fewbytes.wire import Base, Bits, Counted, Layout, Quantised, counted, pack, unpack
+from fewbytes.wire import Bits, Counted, Layout, Quantised, base_of, counted, pack, unpack
+from fewbytes.wire.fields import check_finite
 from fewbytes.wire.inspect import inspect_frame
 from fewbytes.wire.quantised import dequantise, quantise
-from fewbytes.wire.values import check_finite
+from fewbytes.wire.schema import leaves_of
 
 
 @st.composite
@@ -101,12 +102,12 @@ def test_values_that_are_not_finite_stay_visible(wrong: float) -> None:
     assert value.dense()["a"].isnan().all()
     assert torch.equal(value.dense()["b"], torch.ones(2))
     with pytest.raises(Exception, match=r"'a' .*finite"):
-        check_finite(Rounded(value))
+        check_finite(leaves_of(Rounded(value)))
 
 
 def test_a_reply_may_be_coded_against_quantised_values() -> None:
     message = Rounded(Quantised.of({"a": torch.linspace(0, 1, 50)}, 8))
-    assert same_state(dict(Base.of(bytes(32), message).tensors), message.model.dense())
+    assert same_state(dict(base_of(bytes(32), message).tensors), message.model.dense())
 
 
 @pytest.mark.parametrize("density", [0.5, 0.4, 0.3, 0.2, 0.13, 0.12, 0.05, 0.01, 0.003, 0.997, 0.8])
@@ -173,8 +174,9 @@ def test_inspect_tells_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     said = {"bits": "as gaps between ones", "bits without layout": "as packed bits", "quantised": "levels of 8 bits"}
     for name, words in said.items():
-        (tmp_path / "a.frame").write_bytes(cases()[name].frame)
-        show(inspect_frame(tmp_path / "a.frame"))
+        case = cases()[name]
+        (tmp_path / "a.frame").write_bytes(case.frame)
+        show(inspect_frame(tmp_path / "a.frame", {case.cls.__name__: case.cls}))
         assert words in " ".join(capsys.readouterr().out.split())
 
 

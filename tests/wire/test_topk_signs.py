@@ -33,9 +33,10 @@ from test_wire import (
 from fewbytes.base.errors import MethodError
 from fewbytes.base.state import State
 from fewbytes.wire import Base, Counted, FrameError, Layout, Packages, Signs, TopK, counted, pack, unpack
+from fewbytes.wire.fields import check_finite
 from fewbytes.wire.inspect import inspect_frame
+from fewbytes.wire.schema import leaves_of
 from fewbytes.wire.topk import largest
-from fewbytes.wire.values import check_finite
 
 Packet = tuple[State, Layout | None, Base | None]
 
@@ -264,7 +265,7 @@ def test_values_that_are_not_finite_stay_visible(wrong: float) -> None:
     state = {"a": torch.tensor([1.0, wrong, 2.0]), "b": torch.ones(2)}
     for sent in (Directions(Signs.of(state)), Few(TopK.of(state, {"a": torch.tensor([1, 2])}))):
         with pytest.raises(FrameError, match="not all finite"):
-            check_finite(sent)
+            check_finite(leaves_of(sent))
 
 
 @pytest.mark.parametrize(
@@ -290,8 +291,9 @@ def test_inspect_tells_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     said = {"few": "places of", "few without layout": "values:", "signs": "signs"}
     for name, words in said.items():
-        (tmp_path / "a.frame").write_bytes(cases()[name].frame)
-        show(inspect_frame(tmp_path / "a.frame"))
+        case = cases()[name]
+        (tmp_path / "a.frame").write_bytes(case.frame)
+        show(inspect_frame(tmp_path / "a.frame", {case.cls.__name__: case.cls}))
         assert words in " ".join(capsys.readouterr().out.split())
 
 

@@ -54,6 +54,7 @@ from fewbytes.wire import (
     Quantised,
     Signs,
     TopK,
+    base_of,
     counted,
     pack,
     pack_state,
@@ -61,9 +62,10 @@ from fewbytes.wire import (
     unpack,
     unpack_state,
 )
-from fewbytes.wire.fields import check_fields
+from fewbytes.wire.fields import check_finite
 from fewbytes.wire.layout import DTYPES
-from fewbytes.wire.values import check_finite, flat_words
+from fewbytes.wire.schema import check_fields, leaves_of
+from fewbytes.wire.values import flat_words
 
 CODES = {
     "truncated", "magic", "version", "checksum", "length", "header", "type", "layout", "base", "coding", "padding",
@@ -509,7 +511,7 @@ def test_a_base_is_the_message_that_is_answered() -> None:
     part = Masked.of({"m": torch.from_numpy(rng.standard_normal(3000)).float()}, mask)
     message = dataclasses.replace(EXAMPLE, dense=Dense(first), masked=part, by_client={1: Dense({"a": part.values})})
     frame = pack(message)
-    base = Base.of(frame.digest, unpack(Everything, bytes(frame)))
+    base = base_of(frame.digest, unpack(Everything, bytes(frame)))
     assert same_state(dict(base.tensors), {**first, **part.dense()})
     reply = Whole(Dense({"a": first["a"] + 1, "m": part.dense()["m"]}))
     assert len(pack(reply, base=base)) < 0.2 * len(pack(reply))
@@ -857,7 +859,7 @@ def cases() -> dict[str, Case]:
     part_of = Part(Masked.of(spiky, {"c": torch.from_numpy(rng.random((10, 20, 3, 3)) < 0.7)}))
 
     def rounded_to(step: float, value: Any, layout: Layout | None = None, base: Base | None = None) -> Case:
-        lossy = Lossy(Rate(step=step), lambda path, name: name == "b" and base is not None)
+        lossy = Lossy(Rate(step=step), exact=set() if base is None else {"b"})
         return Case(type(value), bytes(pack(value, layout=layout, base=base, lossy=lossy)), layout, base)
 
     photos, drawings = Album(Images(photographs(5, 3, 8))), Album(Images(photographs(5, 2, 8)))
@@ -1615,11 +1617,10 @@ def test_numbers_that_are_not_finite_are_found_without_making_them_dense(dtype: 
     few = Few(TopK(shapes, places, {"w": value}))
     for payload_, name in ((few, "w"), (Part(Masked(mask, value.flatten())), "w"), (Whole(Dense({"w": value})), "w")):
         with pytest.raises(FrameError, match=f"'{name}' .*finite"):
-            check_finite(payload_)
-    check_finite(Few(TopK(shapes, places, {"w": torch.ones(2, 1, dtype=dtype)})))
-    check_finite(
-        Whole(Dense({"w": torch.full((9,), torch.finfo(dtype).max, dtype=dtype), "none": torch.zeros(0, dtype=dtype)}))
-    )
+            check_finite(leaves_of(payload_))
+    check_finite(leaves_of(Few(TopK(shapes, places, {"w": torch.ones(2, 1, dtype=dtype)}))))
+    greatest = torch.full((9,), torch.finfo(dtype).max, dtype=dtype)
+    check_finite(leaves_of(Whole(Dense({"w": greatest, "none": torch.zeros(0, dtype=dtype)}))))
 
 
 def test_finite_parts_whose_sum_is_not_are_found() -> None:
@@ -1636,7 +1637,7 @@ def test_finite_parts_whose_sum_is_not_are_found() -> None:
     assert both.dense()["c"].isinf().any()
     for value in (Rounded(coarse), Parcel(both)):
         with pytest.raises(FrameError, match="not all finite"):
-            check_finite(value)
+            check_finite(leaves_of(value))
 
 
 def test_the_bombs_would_go_off() -> None:

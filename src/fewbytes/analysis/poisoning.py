@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import json
 import math
-import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +28,6 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.streams import stream
-from fewbytes.core.admission import entries_of
 from fewbytes.core.method import Method, handlers_of
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
@@ -47,6 +45,8 @@ from fewbytes.report.table import figures_table, megabytes, percent
 from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher
 from fewbytes.wire import Dense, Masked
+from fewbytes.wire.schema import schema_of
+from fewbytes.wire.values import entries_of
 
 FACTOR = 100.0
 MODEL = "theta"  # how replies call a model's values
@@ -72,11 +72,12 @@ def lying(method: Method, clients: Collection[Id], how: Poisoning) -> Method:
 
 def _handlers(cls: type[Method]) -> dict[str, Callable[..., Any]]:
     """The class's handlers whose replies hold a model, by name."""
-    return {
-        each.name: getattr(cls, each.name)
-        for each in handlers_of(cls)
-        if each.reply and typing.get_type_hints(each.reply).get(MODEL) in (Dense, Masked)
-    }
+    found: dict[str, Callable[..., Any]] = {}
+    for each in handlers_of(cls):
+        fields = schema_of(each.reply).fields if each.reply else ()
+        if any(field.name == MODEL and field.kind.of in (Dense, Masked) for field in fields):
+            found[each.name] = getattr(cls, each.name)
+    return found
 
 
 def _lie(function: Callable[..., Any], clients: Collection[Id], how: Poisoning) -> Callable[..., Any]:

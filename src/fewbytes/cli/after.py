@@ -144,7 +144,7 @@ def export(
 
 def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")]) -> None:
     """Print what a frame holds."""
-    from fewbytes.experiments.catalogue import payload_fields
+    from fewbytes.experiments.catalogue import payloads
     from fewbytes.wire.inspect import inspect_frame
 
-    printed.print(inspect_frame(frame, payload_fields(frame)))
+    printed.print(inspect_frame(frame, payloads(frame)))

@@ -27,7 +27,7 @@ from fewbytes.core.site import Site
 from fewbytes.core.slips import called, check_class, place_of
 from fewbytes.core.training import Local
 from fewbytes.models.builders import default_model
-from fewbytes.wire.fields import check_fields
+from fewbytes.wire.schema import check_fields
 
 TERMS = tuple(f.name for f in dataclasses.fields(Local))
 """The terms of local training, which are set by their plain names."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import types
@@ -23,8 +22,8 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import VOTES, Rule
 from fewbytes.core.site import Site
 from fewbytes.wire.dense import Dense
-from fewbytes.wire.fields import check_fields
 from fewbytes.wire.masked import Masked
+from fewbytes.wire.schema import check_fields, schema_of
 
 Sent = TypeVar("Sent")
 Reply = TypeVar("Reply")
@@ -72,8 +71,8 @@ class Handler:
     def roundable(self, way: Way) -> bool:
         """Whether a run that rounds what travels that way finds something to round in its messages or replies."""
         kind = self.reply if way == "uplink" else self.message
-        hints = {} if kind is None else typing.get_type_hints(kind, include_extras=True)
-        return any(_rounded(kind) for kind in hints.values() if EXACT not in getattr(kind, "__metadata__", ()))
+        leaves = () if kind is None else schema_of(kind).types()
+        return any(of in (Dense, Masked) and EXACT not in marks for of, marks in leaves)
 
 
 def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
@@ -93,14 +92,6 @@ def takes_site(function: Callable[..., Any]) -> bool:
 
 def _is_site(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Site)
-
-
-def _rounded(kind: Any, within: tuple[Any, ...] = ()) -> bool:
-    """Whether values of a type, which may be one of those it is met `within`, hold Dense or Masked ones."""
-    if kind in (Dense, Masked):
-        return True
-    parts = typing.get_type_hints(kind).values() if dataclasses.is_dataclass(kind) else typing.get_args(kind)
-    return kind not in within and any(_rounded(part, (*within, kind)) for part in parts)
 
 
 def required(kind: Any) -> Any:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fewbytes.core.admission import entries_of
 from fewbytes.core.problem import Id
+from fewbytes.wire.fields import entries_in
 from fewbytes.wire.layout import Layout
 
 SAMPLED = 1 << 12
@@ -50,10 +49,10 @@ class Updates:
         """What a reply adds to what was `sent` (None: nothing), by entry of the client's model; one that was not sent
         counts from 0. Other numbers, such as means of classes, are no updates."""
         if sent is not self._sent[0]:
-            self._sent = sent, {name: self._places(value) for name, value in _entries(sent).items()}
+            self._sent = sent, {name: self._places(value) for name, value in entries_in(sent).items()}
         before, known = self._sent[1], {entry.name for entry in layout.entries}
         found: dict[str, Tensor] = {}
-        for name, value in _entries(reply).items():
+        for name, value in entries_in(reply).items():
             if name in known and value.is_floating_point():
                 places, start = self._places(value), before.get(name)
                 if start is None or start.shape == places.shape:
@@ -106,11 +105,3 @@ def _compared(clients: Found) -> dict[Id, Beside]:
     others = (products.sum() - 2 * products.sum(1) + own).clamp(min=0)  # squared, of the sum of the others'
     cosines = (along / (own.clamp(min=0) * others).sqrt().clamp(min=1e-30)).clamp(-1, 1)
     return {i: Beside(*of) for i, *of in zip(sorted(clients), lengths.tolist(), cosines.tolist(), strict=True)}
-
-
-def _entries(payload: Any) -> Mapping[str, Tensor]:
-    """The tensors in a payload's wire values, by name."""
-    found: dict[str, Tensor] = {}
-    for f in dataclasses.fields(payload) if dataclasses.is_dataclass(payload) else ():
-        found |= entries_of(getattr(payload, f.name))
-    return found

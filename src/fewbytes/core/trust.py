@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +11,8 @@ from torch.nn.functional import cosine_similarity
 
 from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import MODEL
-from fewbytes.core.admission import entries_of, numbers_in
 from fewbytes.core.problem import Id, Problem
+from fewbytes.wire.schema import leaves_of
 
 
 def drift(problem: Problem, client: Id, state: Mapping[str, Tensor]) -> float:
@@ -36,19 +34,15 @@ def check_drift(problem: Problem, client: Id, message: Any, most: float) -> None
     """Raises MethodError for a message whose first layer is farther than `most` from the agreed first model's: one made
     to keep images apart is (Fowl et al., ICLR 2022). Also for one with numbers that no field's MODEL vouches for, such
     as a control variate: they move a client's model to where nobody has looked."""
-    if not dataclasses.is_dataclass(message):
-        return
-    hints = typing.get_type_hints(type(message), include_extras=True)
-    for f in dataclasses.fields(message):
-        value = getattr(message, f.name)
-        if MODEL in getattr(hints[f.name], "__metadata__", ()):
-            if not (away := drift(problem, client, entries_of(value))) <= most:
+    for leaf in leaves_of(message):
+        if MODEL in leaf.marks:
+            if not (away := drift(problem, client, leaf.tensors)) <= most:
                 raise MethodError(
                     f"a unit of the first layer of the model that it is sent has turned from the agreed first model's "
                     f"by {away:.3g}, more than the {most:g} its node allows (max-drift)"
                 )
-        elif any(isinstance(number, float) or number.is_floating_point() for _, number in numbers_in(value)):
+        elif any(True for _ in leaf.floats) or any(tensor.is_floating_point() for tensor in leaf.tensors.values()):
             raise MethodError(
-                f"its node has a max-drift and cannot judge the {f.name!r} that it is sent, which is no model to go on "
-                "from as it is: take a method that sends nothing else, such as fedavg, or leave max-drift out"
+                f"its node has a max-drift and cannot judge the {leaf.path!r} that it is sent, which is no model to go "
+                "on from as it is: take a method that sends nothing else, such as fedavg, or leave max-drift out"
             )

@@ -17,7 +17,7 @@ from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.base.rate import ALL, Rate
 from fewbytes.base.streams import stream
-from fewbytes.core.admission import GROWTH, Known, admit, norm
+from fewbytes.core.admission import GROWTH, Known, admit, finite_norm, norm
 from fewbytes.core.devices import prepare_device
 from fewbytes.core.gallery import check_name
 from fewbytes.core.ledger import Ledger, LeftOut, Row
@@ -38,7 +38,7 @@ from fewbytes.engines.requests import Request, Requests
 from fewbytes.engines.underway import AtWork, UnderWay, Work
 from fewbytes.engines.waiting import Waiting, WaitingMessages
 from fewbytes.wire import Counted, Frame, counted, unpack
-from fewbytes.wire.values import check_finite
+from fewbytes.wire.schema import leaves_of
 
 SHORTEST = 1e-3  # seconds that an exchange takes to move, where clocks say less
 MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
@@ -522,20 +522,19 @@ class Engine(ABC):
         if handler.reply is not None:
             most, limit = self._bounds(client)
             value = unpack(handler.reply, reply, layout=self.problem.layout(client), base=sent.base, limit=limit)
-            size = norm(value)
-            if not math.isfinite(size):  # all are, else
-                try:
-                    check_finite(value, perhaps=self.problem.objective.perhaps)
-                except FrameError:
-                    self.not_finite.add(handler.name)
-                    raise
+            leaves = leaves_of(value)
+            try:
+                size = finite_norm(leaves, self.problem.objective.perhaps)
+            except FrameError:
+                self.not_finite.add(handler.name)
+                raise
             message = next((part.message for part in sent.parts if not part.waited), None)
             tensors = {} if sent.base is None else sent.base.tensors
             layout, statistics = self.problem.layout(client), self.problem.statistics(client)
             held, norms = (self.samples_of(client), self._classes(client)), (most / self.policy.max_norm, most)
             growth = math.inf if self.problem.objective.any_scale else max(GROWTH, self.policy.max_norm / GROWTH)
             known = Known(layout, statistics, message, tensors, *held, *norms, growth, self.method.promises.hides)
-            admit(value, size, known)
+            admit(leaves, size, known)
             if self._check is not None:
                 try:
                     self._check(client, value)
@@ -580,7 +579,7 @@ class Engine(ABC):
         if key not in self._bounded:
             first = self.problem.first_state(client)
             size = sum(value.nbytes for value in first.values())
-            self._bounded[key] = self.policy.max_norm * max(1.0, norm(first)), 16 * size + MARGIN
+            self._bounded[key] = self.policy.max_norm * max(1.0, norm(first.values())), 16 * size + MARGIN
         return self._bounded[key]
 
     def leave_out(self, handler: str, client: Id, sent: Request | None, outcome: str, why: str, length: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fewbytes.base.errors import one_line
-from fewbytes.core.admission import Looks
+from fewbytes.core.looks import Looks
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Problem
 

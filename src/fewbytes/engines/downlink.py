@@ -14,7 +14,7 @@ from fewbytes.base.rate import Rate
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Problem
 from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, LIMIT, Kind, held, holding, lossy_for, packed
-from fewbytes.wire import Base, Counted, Frame, counted, give, pack, unpack
+from fewbytes.wire import Base, Counted, Frame, base_of, counted, give, pack, unpack
 
 Stand = tuple[str, int]
 """Where on a line a client is: the line's name, and the number of the last message that it holds."""
@@ -158,9 +158,9 @@ class Downlink:
         if line is None or not follows:
             self.lines[name] = Line(name, number, held(message, layout), lost, [])
             frame = pack(message, layout=layout, coded=self._coded)
-            return message, Sent(frame, counted(message), Base.of(self.lines[name].held[-32:], message), {})
+            return message, Sent(frame, counted(message), base_of(self.lines[name].held[-32:], message), {})
         before = holding(kind, line.held, layout)
-        lossy = lossy_for(self.rate, kind, self._problem.statistics(client), lost)
+        lossy = lossy_for(self.rate, self._problem.statistics(client), lost)
         frame = pack(message, layout=layout, base=before, coded=self._coded, lossy=lossy)
         count = counted(message)
         received = unpack(kind, bytes(frame), layout=layout, base=before, limit=LIMIT)
@@ -172,7 +172,7 @@ class Downlink:
         if shared:
             give(message, received)
         measured = {DOWN_BITS: lossy.bits_a_value(len(frame)), DOWN_ERROR: lossy.nmse} if lossy.values else {}
-        return received, Sent(frame, count, Base.of(whole[-32:], received), measured)
+        return received, Sent(frame, count, base_of(whole[-32:], received), measured)
 
     def _own(self, name: str, letter: Letter, client: Id, follows: bool) -> Sent:
         return self._moved(name, letter.load(), client, shared=False, follows=follows)[1]
@@ -184,7 +184,7 @@ class Downlink:
     def _whole(self, handler: Handler, letter: Letter, client: Id) -> Sent:
         message = letter.load()
         frame, count = packed(handler, message, self._problem.layout(client), self._coded)
-        return Sent(frame, count, None if frame is None else Base.of(frame.digest, message), {})
+        return Sent(frame, count, None if frame is None else base_of(frame.digest, message), {})
 
 
 def _step(frame: bytes) -> Sent:

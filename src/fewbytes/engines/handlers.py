@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
-import typing
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +11,6 @@ import msgspec
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, MethodError, returned, with_article
-from fewbytes.base.ranges import ANEW, EXACT
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.base.streams import seed_all, untouched
@@ -30,7 +26,20 @@ from fewbytes.core.reused import Reused
 from fewbytes.core.site import Site
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
-from fewbytes.wire import Base, Counted, Frame, Layout, Lossy, counted, pack, pack_state, payload, unpack, unpack_state
+from fewbytes.wire import (
+    Base,
+    Counted,
+    Frame,
+    Layout,
+    Lossy,
+    base_of,
+    counted,
+    pack,
+    pack_state,
+    payload,
+    unpack,
+    unpack_state,
+)
 
 SCORE, SAVE = ":score", ":save"  # what an engine asks of a client besides the method's own handlers
 UP_BITS, UP_ERROR = "uplink bits a value", "uplink rounding error"  # of a rounded reply; squared, of the squared norm
@@ -109,10 +118,6 @@ class Done(msgspec.Struct, array_like=True):
     spent: tuple[float, float | None] | None = None  # epsilon of its samples by other runs, and most in all
 
 
-Marks = dict[str, tuple[Any, ...]]
-"""How each field of a payload is marked (`fewbytes.base.ranges`)."""
-
-
 class Received(NamedTuple):
     """A message as a client has it: what replies are coded against, and what it keeps of it (empty: nothing)."""
 
@@ -169,7 +174,7 @@ class Runner:
             if type(reply) is not handler.reply:
                 raise MethodError(f"it must reply {with_article(handler.reply)}, it replied {returned(reply)}")
             statistics = self.task.problem.statistics(job.client)
-            lossy = lossy_for(job.rate, handler.reply, statistics, lost, averaged=True) if job.rate else None
+            lossy = lossy_for(job.rate, statistics, lost, averaged=True) if job.rate else None
             frame = pack(reply, layout=layout, base=Base.together(bases), coded=self.coded, lossy=lossy)
             if lossy is not None and lossy.values:
                 done.rounded = lossy.values
@@ -250,7 +255,7 @@ class Runner:
             else:
                 message = unpack(kind, frame, layout=layout)
                 kept = held(message, layout) if part.kind else b""
-                base = Base.of(bytes(frame[-32:] if not kept else kept[-32:]), message)
+                base = base_of(bytes(frame[-32:] if not kept else kept[-32:]), message)
                 self._messages[part.number] = Received(message, base, kept)
             if part.kind:
                 heard[part.handler] = self._messages[part.number].held
@@ -264,7 +269,7 @@ def held(message: Any, layout: Layout) -> bytes:
 
 def holding(kind: type[Any], frame: bytes, layout: Layout) -> Base:
     """What the next message is coded against, of what `held` made."""
-    return Base.of(frame[-32:], unpack(kind, frame, layout=layout, limit=LIMIT))
+    return base_of(frame[-32:], unpack(kind, frame, layout=layout, limit=LIMIT))
 
 
 def _next(kind: type[Any], frame: memoryview, layout: Layout, before: bytes | None) -> Received:
@@ -272,34 +277,13 @@ def _next(kind: type[Any], frame: memoryview, layout: Layout, before: bytes | No
         raise FrameError("base", "the message is coded against one that this client does not hold: send in full")
     message = unpack(kind, frame, layout=layout, base=holding(kind, before, layout))
     kept = held(message, layout)
-    return Received(message, Base.of(kept[-32:], message), kept)
+    return Received(message, base_of(kept[-32:], message), kept)
 
 
-def lossy_for(rate: Rate, kind: type, statistics: Set[str], lost: Mapping[str, State], averaged: bool = False) -> Lossy:
-    """How values of a message or reply are rounded: not a model's `statistics`, nor what the method marks EXACT; what
-    is `lost` by now is sent, and kept, but for what is marked ANEW. `averaged`: as in `Lossy`."""
-    marks = _marks(kind)
-    residual = {path: dict(state) for path, state in lost.items()}
-    return Lossy(rate, partial(_spared, marks, statistics), partial(_lasts, marks), residual, averaged)
-
-
-@cache
-def _marks(kind: type) -> Marks:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {field: getattr(hint, "__metadata__", ()) for field, hint in hints.items()}
-
-
-def _spared(marks: Marks, statistics: Set[str], path: str, name: str) -> bool:
-    return EXACT in marks[_field(path)] or name in statistics
-
-
-def _lasts(marks: Marks, path: str) -> bool:
-    return ANEW not in marks[_field(path)]
-
-
-def _field(path: str) -> str:
-    """The payload's own field that a path leads into, as in Reply.field[0].part."""
-    return re.split(r"[.\[]", path)[1]
+def lossy_for(rate: Rate, statistics: Set[str], lost: Mapping[str, State], averaged: bool = False) -> Lossy:
+    """How values of a message or reply are rounded: not a model's `statistics`; what is `lost` by now is sent, and
+    kept. `averaged`: as in `Lossy`."""
+    return Lossy(rate, statistics, {path: dict(state) for path, state in lost.items()}, averaged)
 
 
 def unchanged(*bases: Base | None) -> None:

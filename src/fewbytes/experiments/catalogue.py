@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,23 +87,23 @@ def about(name: str, method: type[Method]) -> About:
     return About(name, _kind(method), method.promises.sends, paper, idea, cost, parameters)
 
 
-def payload_fields(frame: Path) -> dict[str, list[str]]:
-    """The fields of payloads, by the payload's name: of the method whose run a frame lies in, else of every method.
+def payloads(frame: Path) -> dict[str, type[Any]]:
+    """The classes of payloads by name: of the method whose run a frame lies in, else of every method.
 
     Payloads of one name whose fields differ from method to method are left out.
     """
     config = frame.absolute().parent.parent / "config.toml"
     name = str(read_experiment(config).get("method")) if config.is_file() else ""
-    found: dict[str, list[str]] = {}
+    found: dict[str, type[Any]] = {}
     differ: set[str] = set()
     for method in [METHODS[name]] if name in METHODS else METHODS.values():
         for handler in handlers_of(method):
             for kind in (handler.message, handler.reply):
                 if kind is not None:
-                    fields = [field.name for field in dataclasses.fields(kind)]
-                    if fields != found.setdefault(kind.__name__, fields):
+                    other = found.setdefault(kind.__name__, kind)
+                    if list(typing.get_type_hints(kind).items()) != list(typing.get_type_hints(other).items()):
                         differ.add(kind.__name__)
-    return {name: fields for name, fields in found.items() if name not in differ}
+    return {name: kind for name, kind in found.items() if name not in differ}
 
 
 def _kind(method: type[Method]) -> str:

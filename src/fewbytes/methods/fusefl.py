@@ -29,7 +29,7 @@ from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import ANEW, EXACT, Count, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import untouched
-from fewbytes.core.admission import check_like, norm, shape
+from fewbytes.core.admission import check_like, norm
 from fewbytes.core.aggregation import Vote
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -57,6 +57,7 @@ from fewbytes.models.fused import (
     make_adaptor,
 )  # fmt: skip
 from fewbytes.wire import Dense, payload
+from fewbytes.wire.layout import Forms, forms_of
 
 GROWTH = 10.0  # how many times the norm of a new adaptor or block a trained one's may be: others train behind it
 
@@ -199,7 +200,7 @@ class FuseFL(Method):
                 raise MethodError("its classifier comes with another block than the last")
             if reply.classifier is not None and wanted.classifier is not None:
                 check_like(reply.classifier.state, wanted.classifier.state)
-            if shape(reply.statistics) != shape(wanted.statistics):
+            if _forms(reply.statistics) != _forms(wanted.statistics):
                 raise MethodError("it sent other statistics of fused blocks than it was asked for")
 
         return check
@@ -366,9 +367,13 @@ def check_part(part: FusedPart, wanted: FusedPart, statistics: Set[str]) -> None
     for what in ("adaptor", "block"):
         sent, first = (getattr(each, what).dense() for each in (part, wanted))
         check_like(sent, first)
-        size, least = (norm({n: v for n, v in state.items() if n not in statistics}) for state in (sent, first))
+        size, least = (norm(v for n, v in state.items() if n not in statistics) for state in (sent, first))
         if size > GROWTH * max(1.0, least):
             raise MethodError(f"its {what} is of norm {size:.3g}, more than {GROWTH:g} times a new one's {least:.3g}")
+
+
+def _forms(statistics: Sequence[Mapping[Id, Dense]]) -> list[dict[Id, Forms]]:
+    return [{i: forms_of(value.state) for i, value in members.items()} for members in statistics]
 
 
 def sample_shape(state: FusedBlocks, problem: Problem) -> tuple[int, ...]:

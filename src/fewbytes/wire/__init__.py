@@ -80,7 +80,7 @@ floats compared as integers in the same order, all numbers, zig-zag.
 from fewbytes.base.errors import FrameError
 from fewbytes.wire.bits import Bits
 from fewbytes.wire.dense import Dense, give
-from fewbytes.wire.fields import pack, pack_state, payload, unpack, unpack_state
+from fewbytes.wire.fields import base_of, counted, pack, pack_state, payload, unpack, unpack_state
 from fewbytes.wire.frame import Frame, Parsed
 from fewbytes.wire.images import Images
 from fewbytes.wire.layout import Entry, Layout
@@ -90,7 +90,7 @@ from fewbytes.wire.packages import Packages
 from fewbytes.wire.quantised import Quantised
 from fewbytes.wire.signs import Signs
 from fewbytes.wire.topk import TopK
-from fewbytes.wire.values import Base, Counted, WireValue, counted
+from fewbytes.wire.values import Base, Counted, WireValue
 
 __all__ = [
     "Base",
@@ -110,6 +110,7 @@ __all__ = [
     "Signs",
     "TopK",
     "WireValue",
+    "base_of",
     "counted",
     "give",
     "pack",

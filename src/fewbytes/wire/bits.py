@@ -10,6 +10,7 @@ import torch
 
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
+from fewbytes.wire import words
 from fewbytes.wire.values import Counted, Reader, Writer
 
 
@@ -29,8 +30,8 @@ class Bits:
 
     def write(self, writer: Writer) -> Any:
         """One mask of all entries; the header is [entries, mask]."""
-        header, names = writer.entries({name: torch.empty(()).expand(b.shape) for name, b in self.bits.items()})
-        flat = [self.bits[name].cpu().numpy().reshape(-1) for name in names]
+        header, entries = writer.entries({name: torch.empty(()).expand(b.shape) for name, b in self.bits.items()})
+        flat = [self.bits[entry.name].cpu().numpy().reshape(-1) for entry in entries]
         return [header, writer.bits(np.concatenate(flat or [np.zeros(0, bool)]))]
 
     @classmethod
@@ -57,3 +58,9 @@ class Bits:
     def counted(self) -> Counted:
         """One bit for every value."""
         return Counted(mask_bits=sum(value.numel() for value in self.bits.values()))
+
+    @staticmethod
+    def describe(header: Any) -> list[str]:
+        """Its entries, and how it is coded."""
+        entries, mask = header
+        return [*words.entries(entries), words.mask(mask)]

@@ -127,6 +127,19 @@ def _blocks(arrays: Sequence[Array]) -> Iterator[tuple[int, slice, slice]]:
         at += array.size
 
 
+def _together(arrays: Sequence[Array]) -> list[Array]:
+    """The same numbers in fewer arrays: small ones are joined, as each takes some calls, to such as fit the cache."""
+    runs: list[list[Array]] = []
+    size = 0
+    for array in arrays:
+        if not runs or size + array.size > BLOCK:
+            runs.append([])
+            size = 0
+        runs[-1].append(array)
+        size += array.size
+    return [run[0] if len(run) == 1 else np.concatenate(run) for run in runs]
+
+
 def _plain_planes(arrays: Sequence[Array], floating: bool) -> list[Array]:
     """Planes of the numbers."""
     kind = arrays[0].dtype
@@ -177,10 +190,10 @@ def encode_numbers(
     bits = None if bases is None else _sampled(arrays, bases, floating)
     if bases is None or bits is None:
         header: list[Any] = [PLANES]
-        planes = _plain_planes(arrays, floating)
+        planes = _plain_planes(_together(arrays), floating)
     else:
         noise = arrays[0].dtype.itemsize == 4 and bits > 16  # the two lowest bytes
-        mask, planes = _changed(arrays, bases, together=noise)
+        mask, planes = _changed(_together(arrays), _together(bases), together=noise)
         places, section = mask_section(mask, coded)
         header, sections = [CHANGES, places], [section]
     packed = [None if noise and plane is planes[0] else deflate(plane) for plane in planes]
@@ -226,7 +239,7 @@ def decode_numbers(
         for i, part, here in _blocks(bases):
             _undifference(_joined(planes, cuts, here, out[here]), bases[i][part], floating)
     else:
-        _take_changes(out, mask, planes, cuts, bases)
+        _take_changes(out, mask, planes, cuts, _together(bases))
     return out
 
 

@@ -8,7 +8,9 @@ from typing import Any, Self
 import torch
 
 from fewbytes.base.state import State
-from fewbytes.wire.values import Counted, Reader, Writer, wire_values
+from fewbytes.wire import words
+from fewbytes.wire.schema import leaves_of
+from fewbytes.wire.values import Counted, Reader, Writer
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +44,16 @@ class Dense:
         """The tensors' own bytes."""
         return Counted(value_bytes=sum(value.nbytes for value in self.state.values()))
 
+    @staticmethod
+    def describe(header: Any) -> list[str]:
+        """Its entries, and how it is coded."""
+        return words.named(header)
+
 
 def give(message: Any, received: Any) -> None:
     """Give a message's dense tensors, in place, what its receivers have."""
-    for ours, theirs in zip(wire_values(message), wire_values(received), strict=True):
-        if isinstance(ours, Dense) and isinstance(theirs, Dense):
-            for name, tensor in ours.state.items():
-                there = theirs.state[name].to(tensor.device)
-                if not torch.equal(tensor, there):
-                    tensor.copy_(there)
+    for ours, theirs in zip(leaves_of(message), leaves_of(received), strict=True):
+        for name, tensor in ours.value.state.items() if isinstance(ours.value, Dense) else ():
+            there = theirs.value.state[name].to(tensor.device)
+            if not torch.equal(tensor, there):
+                tensor.copy_(there)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
+from fewbytes.wire import words
 from fewbytes.wire.sections import SECTION, Array, Buffer, size_of
 from fewbytes.wire.values import Counted, Reader, Writer
 
@@ -97,6 +98,12 @@ class Images:
     def counted(self) -> Counted:
         """Four bytes for every number."""
         return Counted(value_bytes=4 * self.pixels.numel())
+
+    @staticmethod
+    def describe(header: Any) -> list[str]:
+        """Its entries, and how it is coded."""
+        (n, channels, height, width), numbers = header
+        return [f"{n:,} images, {channels}x{height}x{width}: {words.numbers(numbers) if numbers else 'lossless WebP'}"]
 
 
 def _per_sheet(height: int, width: int) -> int:

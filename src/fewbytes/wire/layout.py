@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import msgspec
 import torch
@@ -22,6 +23,10 @@ DTYPES: dict[str, torch.dtype] = {
     )
 }  # fmt: skip
 """The tensor types that can travel, by the name that travels."""
+
+
+Forms = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Types and shapes of tensors by name."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,10 @@ class Entry:
         """Bytes of the tensor, uncoded."""
         return self.size * DTYPES[self.dtype].itemsize
 
+    def describes(self, value: Any) -> bool:
+        """Whether a value is a tensor of that type and shape."""
+        return isinstance(value, Tensor) and value.shape == self.shape and value.dtype is DTYPES[self.dtype]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -60,10 +69,24 @@ class Layout:
         return {entry.name: i for i, entry in enumerate(self.entries)}
 
     @cached_property
+    def forms(self) -> Forms:
+        """The entries' types and shapes by name."""
+        return {entry.name: (DTYPES[entry.dtype], entry.shape) for entry in self.entries}
+
+    def has(self, name: str, value: Any) -> bool:
+        """Whether a value is a tensor as the entry of that name is."""
+        return name in self.index and self.entries[self.index[name]].describes(value)
+
+    @cached_property
     def hash(self) -> bytes:
         """16 bytes that differ when any name, type, shape or the order differs."""
         entries = msgspec.msgpack.encode([[e.name, e.dtype, e.shape] for e in self.entries])
         return hashlib.sha256(entries).digest()[:16]
+
+
+def forms_of(state: Mapping[str, Tensor]) -> Forms:
+    """The types and shapes of named tensors."""
+    return {name: (value.dtype, value.shape) for name, value in state.items()}
 
 
 def entry_of(name: str, value: Tensor) -> Entry:

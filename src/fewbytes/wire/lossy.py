@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,16 +34,15 @@ SPARED, ITSELF, DIFFERENCE = 0, 1, 2  # how a tensor travels: left alone, rounde
 class Lossy:
     """How the values of one message or reply are rounded, and what came of it.
 
-    `spares`: whether a tensor is left alone, by the path of its field and its name. `residual`: by the same, what
-    earlier rounding has lost, which is added to what is rounded now (error feedback: Seide et al. 2014); afterwards,
-    what is lost by then; of the fields that go on from reply to reply, as `lasts` says of their paths. `values`: how
-    many were rounded, `left`: how many left alone; `energy` and `lost`: the squared norm of the former, and that of the
-    error. `averaged`: whether the receiver takes the mean of many such replies.
+    `exact`: names of tensors that are left alone, as all in fields marked EXACT are. `residual`: by the path of its
+    field and its name, what earlier rounding of a tensor has lost, which is added to what is rounded now (error
+    feedback: Seide et al. 2014); afterwards, what is lost by then; but of fields marked ANEW nothing. `averaged`:
+    whether the receiver takes the mean of many such replies. `values`: how many were rounded, `left`: how many left
+    alone; `energy` and `lost`: the squared norm of the former, and that of the error.
     """
 
     rate: Rate
-    spares: Callable[[str, str], bool] = lambda path, name: False
-    lasts: Callable[[str], bool] = lambda path: True
+    exact: Set[str] = frozenset()
     residual: dict[str, State] = field(default_factory=dict)
     averaged: bool = False
     values: int = 0
@@ -61,8 +60,7 @@ class Lossy:
         return 8 * nbytes / (self.values + self.left) if self.values else 0.0
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where values stand: in a tensor, at the places `kept` (a flat bool array; None: at all of them)."""
 
     entry: Entry
@@ -95,7 +93,7 @@ def round_values(
     """
     ways, wanted, here = bytearray(len(values)), [], []
     for i, (value, place, base) in enumerate(zip(values, places, bases, strict=True)):
-        if value.is_floating_point() and value.numel() and not lossy.spares(path, place.entry.name):
+        if value.is_floating_point() and value.numel() and place.entry.name not in lossy.exact:
             ways[i], rest = _wanted(value.detach().cpu().reshape(-1).float(), base)
             lost = _lost(lossy, path, place.entry)
             wanted.append(rest.numpy() if lost is None else rest.numpy() + _at(lost.reshape(-1).numpy(), place.kept))
@@ -115,7 +113,7 @@ def round_values(
         return None
     magnitudes = _magnitudes(flat, step)
     negative = flat[magnitudes > 0] < 0
-    later = lossy.averaged and lossy.lasts(path) and all(lasting(place.entry) for place in here)
+    later = lossy.averaged and all(lasting(place.entry) for place in here)
     # of values that grow until they pass ZERO the mean is just there: sending it, all clients would lag the same way
     points = AHEAD if later else _points(flat, magnitudes, step)
     cuts = np.cumsum([value.size for value in wanted])[:-1]
@@ -125,7 +123,7 @@ def round_values(
     lossy.values += flat.size
     lossy.energy, lossy.lost = lossy.energy + energy, lossy.lost + _energy(flat, peak)
     for place, missing in zip(here, np.split(flat, cuts), strict=True):
-        if lossy.lasts(path) and lasting(place.entry):
+        if lasting(place.entry):
             lost = _left(place, missing, _lost(lossy, path, place.entry))
             lossy.residual.setdefault(path, {})[place.entry.name] = lost
     return [bytes(ways), float(step), points, header]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
-from fewbytes.wire.layout import DTYPES, Entry, entry_of
+from fewbytes.wire import words
+from fewbytes.wire.layout import DTYPES
 from fewbytes.wire.lossy import Place
 from fewbytes.wire.values import Counted, Reader, Writer, flat_words, tensor_of
 
@@ -59,11 +60,12 @@ class Masked:
         """One mask of all entries, then the kept values of all; the header is [entries, mask, values]."""
         # tensors of the values' type and the masks' shapes that take no memory, to stand for the entries
         shaped = {name: self.values.new_empty(()).expand(m.shape) for name, m in self.mask.items()}
-        header, names = writer.entries(shaped)
+        header, entries = writer.entries(shaped)
         parts = self.numbers()
-        bits = writer.bits(np.concatenate([self.mask[n].numpy().reshape(-1) for n in names] or [np.zeros(0, bool)]))
-        places = [_place(entry_of(name, shaped[name]), self.mask[name]) for name in names]
-        return [header, bits, writer.values([parts[name] for name in names], places)]
+        masks = [self.mask[entry.name].numpy().reshape(-1) for entry in entries]
+        bits = writer.bits(np.concatenate(masks or [np.zeros(0, bool)]))
+        places = [Place(entry, mask) for entry, mask in zip(entries, masks, strict=True)]
+        return [header, bits, writer.values([parts[entry.name] for entry in entries], places)]
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
@@ -78,7 +80,7 @@ class Masked:
         reader.spend_dense(entries)
         flat = torch.from_numpy(reader.bits(header[1], sum(entry.size for entry in entries)))
         masks = {e.name: m.view(e.shape) for e, m in zip(entries, flat.split([e.size for e in entries]), strict=True)}
-        parts = reader.values(header[2], dtype, [_place(entry, masks[entry.name]) for entry in entries])
+        parts = reader.values(header[2], dtype, [Place(e, masks[e.name].numpy().reshape(-1)) for e in entries])
         return cls(masks, torch.cat([torch.empty(0, dtype=dtype), *parts]))
 
     def states(self) -> State:
@@ -94,6 +96,8 @@ class Masked:
         """The kept values' bytes, and one bit for every entry of the mask."""
         return Counted(self.values.nbytes, sum(m.numel() for m in self.mask.values()))
 
-
-def _place(entry: Entry, mask: Tensor) -> Place:
-    return Place(entry, mask.numpy().reshape(-1))
+    @staticmethod
+    def describe(header: Any) -> list[str]:
+        """Its entries, and how it is coded."""
+        entries, mask, values = header
+        return [*words.entries(entries), words.mask(mask), f"values: {words.numbers(values)}"]

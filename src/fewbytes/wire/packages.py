@@ -99,6 +99,12 @@ class Packages:
         """What papers count for single values, whole kernels and magnitudes."""
         return self.single.counted() + self.whole.counted() + self.magnitudes.counted()
 
+    @staticmethod
+    def describe(header: Any) -> list[str]:
+        """Its entries, and how it is coded."""
+        parts = zip(("single values", "whole kernels", "magnitudes"), header, strict=False)
+        return [f"{what}: {line}" for what, part in parts for line in TopK.describe(part)]
+
 
 def kernel_size(shape: tuple[int, ...]) -> int:
     """Values of each kernel of a convolution's weight; 0 for tensors without kernels, or with kernels of one value."""

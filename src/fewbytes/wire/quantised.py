@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
+from fewbytes.wire import words
 from fewbytes.wire.values import Counted, Reader, Writer
 
 DTYPES = {8: torch.uint8, 16: torch.uint16}
@@ -52,8 +53,8 @@ class Quantised:
         """All grids, then all levels; the header is [entries, bits, grids, levels]."""
         bits = 8 * next(iter(self.levels.values())).dtype.itemsize if self.levels else 8
         shaped = {name: torch.empty(()).expand(level.shape) for name, level in self.levels.items()}
-        header, names = writer.entries(shaped)
-        none = [None] * len(names)
+        header, entries = writer.entries(shaped)
+        names, none = [entry.name for entry in entries], [None] * len(entries)
         grid = writer.numbers([self.grid[name] for name in names], none)
         return [header, bits, grid, writer.numbers([self.levels[name] for name in names], none)]
 
@@ -88,6 +89,12 @@ class Quantised:
     def counted(self) -> Counted:
         """The levels' bytes."""
         return Counted(value_bytes=sum(level.nbytes for level in self.levels.values()))
+
+    @staticmethod
+    def describe(header: Any) -> list[str]:
+        """Its entries, and how it is coded."""
+        entries, bits, _, levels = header
+        return [*words.entries(entries), f"levels of {bits} bits: {words.numbers(levels)}"]
 
 
 def quantise(x: Tensor, bits: Literal[8, 16]) -> tuple[Tensor, Tensor]:

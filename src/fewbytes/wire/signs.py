@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
+from fewbytes.wire import words
 from fewbytes.wire.values import Counted, Reader, Writer
 
 
@@ -51,8 +52,8 @@ class Signs:
 
     def write(self, writer: Writer) -> Any:
         """A mask of what is not zero, one of what of that is positive; the header is [entries, both, scale]."""
-        header, names = writer.entries({name: torch.empty(()).expand(s.shape) for name, s in self.signs.items()})
-        signs = np.concatenate([self.signs[n].numpy().reshape(-1) for n in names] or [np.zeros(0, np.int8)])
+        header, entries = writer.entries({name: torch.empty(()).expand(s.shape) for name, s in self.signs.items()})
+        signs = np.concatenate([self.signs[e.name].numpy().reshape(-1) for e in entries] or [np.zeros(0, np.int8)])
         signed = signs != 0
         return [header, writer.bits(signed), writer.bits(signs[signed] > 0), writer.numbers([self.scale], [None])]
 
@@ -86,3 +87,10 @@ class Signs:
     def counted(self) -> Counted:
         """The scale's bytes, and one bit for every value."""
         return Counted(self.scale.nbytes, sum(sign.numel() for sign in self.signs.values()))
+
+    @staticmethod
+    def describe(header: Any) -> list[str]:
+        """Its entries, and how it is coded."""
+        entries, signed, positive, _ = header
+        counts = f"{positive[3]:,} positive of {signed[3]:,} that are not zero"
+        return [*words.entries(entries), f"signs: {counts}, and a scale"]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.base.state import State
+from fewbytes.wire import words
 from fewbytes.wire.layout import DTYPES
 from fewbytes.wire.values import Counted, Reader, Writer
 
@@ -64,7 +65,9 @@ class TopK:
 
     def write(self, writer: Writer) -> Any:
         """The places of all entries, then the values there; the header is [entries, depth, places, values]."""
-        header, names = writer.entries({n: self.values[n].new_empty(()).expand(s) for n, s in self.shapes.items()})
+        shaped = {name: self.values[name].new_empty(()).expand(shape) for name, shape in self.shapes.items()}
+        header, entries = writer.entries(shaped)
+        names = [entry.name for entry in entries]
         parts, size = [np.zeros(0, np.int64)], 0
         for name in names:
             parts.append(self.indices[name].numpy() + size)
@@ -112,6 +115,12 @@ class TopK:
         """The values' bytes, and 24 bits for every index."""
         chosen = sum(len(index) for index in self.indices.values())
         return Counted(sum(value.nbytes for value in self.values.values()), INDEX_BITS * chosen)
+
+    @staticmethod
+    def describe(header: Any) -> list[str]:
+        """Its entries, and how it is coded."""
+        entries, _, places, numbers = header
+        return [*words.entries(entries), words.places(places), f"values: {words.numbers(numbers)}"]
 
 
 def _split(shape: tuple[int, ...], depth: int) -> tuple[int, int]:

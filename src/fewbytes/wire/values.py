@@ -14,6 +14,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError
+from fewbytes.base.ranges import ANEW, EXACT
 from fewbytes.base.state import State
 from fewbytes.wire import coding, gaps
 from fewbytes.wire.frame import NO_HASH, Parsed
@@ -43,6 +44,10 @@ class WireValue(Protocol):
 
     def counted(self) -> Counted:
         """What papers count for this value."""
+
+    @staticmethod
+    def describe(header: Any) -> list[str]:
+        """What `write` put in the header, in lines for people; of another header it may raise anything."""
 
 
 def is_wire_value(value: Any) -> TypeGuard[WireValue]:
@@ -91,7 +96,7 @@ class Base:
     def tensor(self, entry: Entry) -> Tensor | None:
         """The tensor of the entry's name; None if there is no equally laid-out one."""
         tensor = self.tensors.get(entry.name)
-        return None if tensor is None or entry_of(entry.name, tensor) != entry else tensor
+        return tensor if entry.describes(tensor) else None
 
     def words(self, entry: Entry) -> Array | None:
         """Its bits, flat."""
@@ -103,15 +108,6 @@ class Base:
         return self._words[entry.name]
 
     @classmethod
-    def of(cls, digest: bytes, message: Any) -> Base:
-        """The wire values of a message with that digest; where two of them share a name, the first one's tensor."""
-        tensors: State = {}
-        for value in wire_values(message):
-            for name, tensor in value.states().items():
-                tensors.setdefault(name, tensor)
-        return cls(digest, tensors)
-
-    @classmethod
     def together(cls, bases: Sequence[Base]) -> Base | None:
         """Several messages that came at once, of equal names the last one's tensors; None for none."""
         if len(bases) < 2:
@@ -120,45 +116,16 @@ class Base:
         return cls(blake3(b"".join(base.digest for base in bases)).digest(), merged)
 
 
-def wire_values(value: Any) -> list[WireValue]:
-    """The wire values in a payload, in order."""
-    if is_wire_value(value):
-        return [value]
-    if dataclasses.is_dataclass(value):
-        return [v for f in dataclasses.fields(value) for v in wire_values(getattr(value, f.name))]
-    if isinstance(value, dict):
-        return [v for item in value.values() for v in wire_values(item)]
-    if isinstance(value, list | tuple):
-        return [v for item in value for v in wire_values(item)]
-    return []
-
-
-def counted(value: Any) -> Counted:
-    """What papers count for a payload: the sum over its wire values."""
-    return sum((v.counted() for v in wire_values(value)), Counted())
-
-
-def check_finite(value: Any, name: str = "", perhaps: str = "is lr too high?") -> None:
-    """Raises FrameError if numbers of a payload, or of a value of that name in one, are not finite; `perhaps`: why."""
-    if is_wire_value(value):
-        value = value.numbers()
-    elif dataclasses.is_dataclass(value):
-        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            check_finite(item, key if isinstance(key, str) else name, perhaps)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            check_finite(item, name, perhaps)
-    elif not _finite(value):
-        raise FrameError("values", f"the values of {name!r} are not all finite ({perhaps})")
-
-
-def _finite(value: Any) -> bool:
-    """False for a number, or a tensor with one, that is not finite."""
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return not value.numel() or all(end.isfinite() for end in value.aminmax())  # not-a-number is both ends
-    return not isinstance(value, float) or math.isfinite(value)
+def entries_of(value: Any) -> Mapping[str, Tensor]:
+    """The tensors of a wire value by name: those a reply may be coded against or, if there are none, those it holds; of
+    anything else none."""
+    if not is_wire_value(value):
+        return {}
+    if states := value.states():
+        return states
+    held = vars(value)
+    first = next((each for each in held.values() if isinstance(each, Mapping)), held)
+    return {name: tensor for name, tensor in first.items() if isinstance(tensor, Tensor)}
 
 
 def flat_words(value: Tensor) -> Array:
@@ -185,27 +152,27 @@ class Writer:
 
     def __init__(self, layout: Layout | None, base: Base | None, coded: bool, lossy: Lossy | None = None) -> None:
         self.layout, self.base, self.coded, self.lossy = layout, base, coded, lossy
-        self.path = ""
-        """Of the field that is written."""
+        self.path, self.marks = "", frozenset[str]()
+        """Where the value stands that is written, and how its field is marked."""
         self.sections: list[list[Buffer]] = []
 
     def section(self, parts: list[Buffer]) -> None:
         """Add a section: its parts, one after another."""
         self.sections.append(parts)
 
-    def entries(self, state: Mapping[str, Tensor]) -> tuple[Any, list[str]]:
-        """The header that tells which entries travel, and their names in the order they travel.
+    def entries(self, state: Mapping[str, Tensor]) -> tuple[Any, list[Entry]]:
+        """The header that tells which entries travel, and these in the order they travel.
 
         True: all of the layout; bytes: a bitset over the layout; else a list of (name, type, shape).
         """
-        entries = [entry_of(name, value) for name, value in state.items()]
         known = self.layout
-        if known is None or any(e.name not in known.index or known.entries[known.index[e.name]] != e for e in entries):
-            return [[e.name, e.dtype, list(e.shape)] for e in entries], [e.name for e in entries]
+        if known is None or not all(known.has(name, value) for name, value in state.items()):
+            entries = [entry_of(name, value) for name, value in state.items()]
+            return [[e.name, e.dtype, list(e.shape)] for e in entries], entries
         chosen = np.zeros(len(known.entries), bool)
-        chosen[[known.index[e.name] for e in entries]] = True
-        names = [e.name for e, here in zip(known.entries, chosen, strict=True) if here]
-        return (True if chosen.all() else np.packbits(chosen, bitorder="little").tobytes()), names
+        chosen[[known.index[name] for name in state]] = True
+        entries = [entry for entry, here in zip(known.entries, chosen.tolist(), strict=True) if here]
+        return (True if chosen.all() else np.packbits(chosen, bitorder="little").tobytes()), entries
 
     def numbers(self, tensors: Sequence[Tensor], bases: Sequence[Array | None]) -> Any:
         """Write tensors of one type as one value; `bases` are what `base_of` gave for each."""
@@ -226,7 +193,9 @@ class Writer:
         """Write the values, of one type, that stand at these places; if `lossy`, a run may have them rounded."""
         base = self.base if self.coded else None
         rounded = None
-        if lossy and self.lossy is not None:
+        if lossy and self.lossy is not None and EXACT in self.marks:
+            self.lossy.left += sum(value.numel() for value in tensors)
+        elif lossy and self.lossy is not None:
             known = [_there(base, place) for place in places]
             rounded = round_values(self, tensors, places, known, self.lossy, self.path, self._lasting)
         ways = bytes(len(places)) if rounded is None else rounded[0]
@@ -236,19 +205,21 @@ class Writer:
         return header if rounded is None else [ROUNDED, *rounded, header]
 
     def _lasting(self, entry: Entry) -> bool:
-        """Whether a tensor is one of the model's, or of the message it answers: those go on from round to round."""
+        """Whether a tensor is one of the model's, or of the message it answers: those go on from round to round, unless
+        its field says otherwise."""
+        if ANEW in self.marks:
+            return False
         if self.layout is None or (self.base is not None and self.base.tensor(entry) is not None):
             return True
         return entry.name in self.layout.index and self.layout.entries[self.layout.index[entry.name]] == entry
 
     def state(self, state: Mapping[str, Tensor], lossy: bool = False) -> Any:
         """Write named tensors of any types; if `lossy`, a run may have them rounded."""
-        header, names = self.entries(state)
-        groups = []
-        for dtype in dict.fromkeys(state[name].dtype for name in names):
-            chosen = [name for name in names if state[name].dtype == dtype]
-            places = [Place(entry_of(name, state[name])) for name in chosen]
-            groups.append(self.values([state[name] for name in chosen], places, lossy))
+        header, entries = self.entries(state)
+        groups = [
+            self.values([state[entry.name] for entry in alike], [Place(entry) for entry in alike], lossy)
+            for alike in _by_type(entries).values()
+        ]
         return [header, groups]
 
 
@@ -341,18 +312,22 @@ class Reader:
 
     def values(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> list[Tensor]:
         """Read what `Writer.values` wrote: for each place a flat tensor."""
-        rounded: Sequence[Tensor | None] = [None] * len(places)
         match header:
             case [int(kind), bytes(ways), *rest] if kind == ROUNDED and len(rest) == 4 and len(ways) == len(places):
                 self.spend(
                     max(4, dtype.itemsize) * sum(place.size for place, way in zip(places, ways, strict=True) if way)
                 )
                 bases = [_there(self.base, place) for place in places]
-                rounded, header = rounded_values(self, [ways, *rest[:3]], places, bases), rest[3]
-        left = [place for place, value in zip(places, rounded, strict=True) if value is None]
-        sizes = [place.size for place in left]
-        exact = iter(self.numbers(header, dtype, sizes, [_words(self.base, place) for place in left]).split(sizes))
-        return [next(exact) if value is None else value for value in rounded]
+                rounded = rounded_values(self, [ways, *rest[:3]], places, bases)
+                left = [place for place, value in zip(places, rounded, strict=True) if value is None]
+                exact = iter(self._exact(rest[3], dtype, left))
+                return [next(exact) if value is None else value for value in rounded]
+        return list(self._exact(header, dtype, places))
+
+    def _exact(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> Sequence[Tensor]:
+        sizes = [place.size for place in places]
+        flat = self.numbers(header, dtype, sizes, [_words(self.base, place) for place in places])
+        return flat.split_with_sizes(sizes)
 
     def state(self, header: Any) -> State:
         """Read what `Writer.state` wrote."""
@@ -361,16 +336,23 @@ class Reader:
                 entries = self.entries(names)
             case _:
                 raise FrameError("header", "named tensors are malformed")
-        dtypes = list(dict.fromkeys(entry.dtype for entry in entries))
-        if len(groups) != len(dtypes):
+        kinds = _by_type(entries)
+        if len(groups) != len(kinds):
             raise FrameError("header", "named tensors have more or fewer codings than types")
         state: State = {}
-        for dtype, group in zip(dtypes, groups, strict=True):
-            chosen = [entry for entry in entries if entry.dtype == dtype]
-            parts = self.values(group, DTYPES[dtype], [Place(entry) for entry in chosen])
-            for entry, part in zip(chosen, parts, strict=True):
-                state[entry.name] = part.view(entry.shape)
+        for (dtype, alike), group in zip(kinds.items(), groups, strict=True):
+            parts = self.values(group, DTYPES[dtype], [Place(entry) for entry in alike])
+            for entry, part in zip(alike, parts, strict=True):
+                state[entry.name] = part if len(entry.shape) == 1 else part.view(entry.shape)
         return {entry.name: state[entry.name] for entry in entries}
+
+
+def _by_type(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Entries by type, in order of first appearance."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.dtype, []).append(entry)
+    return found
 
 
 def _filled(bases: Sequence[Array | None], sizes: Sequence[int], width: int) -> list[Array] | None:

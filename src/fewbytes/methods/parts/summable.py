@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,18 +12,19 @@ import torch
 from torch import Tensor
 
 from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import Samples
-from fewbytes.core.admission import entries_of
+from fewbytes.base.ranges import OF_TRAINING
 from fewbytes.core.problem import Id, Problem
 from fewbytes.methods.parts.masks import Words
 from fewbytes.wire import Dense
+from fewbytes.wire.fields import entries_in
 from fewbytes.wire.layout import DTYPES
+from fewbytes.wire.schema import schema_of
 
 
 def samples_field(kind: type[Any] | None) -> str | None:
     """The field of a reply that says how many samples it counts for; None: all count the same."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return next((name for name, hint in hints.items() if hint == Samples), None)
+    fields = () if kind is None else schema_of(kind).fields
+    return next((field.name for field in fields if OF_TRAINING in field.marks), None)
 
 
 def weight_of(reply: Any) -> int:
@@ -53,9 +53,7 @@ def types_of(message: Any, problem: Problem, client: Id) -> dict[str, torch.dtyp
     """Of what types the entries of a reply are, by name, as both ends know it: as in the message or else in the
     client's model; others are float32."""
     types = {entry.name: DTYPES[entry.dtype] for entry in problem.layout(client).entries}
-    for f in dataclasses.fields(message) if message is not None else ():
-        types |= {name: tensor.dtype for name, tensor in entries_of(getattr(message, f.name)).items()}
-    return types
+    return types | {name: tensor.dtype for name, tensor in entries_in(message).items()}
 
 
 def shapes(tensors: Mapping[tuple[str, str], Tensor]) -> dict[tuple[str, str], torch.Size]:

@@ -1,0 +1,58 @@
+"""What stands in a frame's header, in words for people; of a header that nobody wrote they may raise anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fewbytes.wire.lossy import DIFFERENCE, SPARED
+from fewbytes.wire.values import ROUNDED
+
+CODINGS = {0: "raw", 1: "planes", 2: "difference to the base", 4: "what differs from the base"}
+SHOWN = 40  # entries of a value that are listed
+
+
+def named(header: Any) -> list[str]:
+    """Named tensors, as `Writer.state` writes them."""
+    listed, groups = header
+    return [*entries(listed), *(f"values: {numbers(group)}" for group in groups)]
+
+
+def entries(header: Any) -> list[str]:
+    """Which entries travel."""
+    if header is True:
+        return ["all entries of the model"]
+    if isinstance(header, bytes):
+        return [f"{sum(byte.bit_count() for byte in header)} of the model's entries"]
+    listed = [
+        f"{f'{name}: ' if name else ''}{dtype} {'x'.join(map(str, shape)) or 'scalar'}" for name, dtype, shape in header
+    ]
+    more = [f"… and {len(listed) - SHOWN} more"] if len(listed) > SHOWN else []
+    return listed[:SHOWN] + more or ["no entries"]
+
+
+def mask(header: Any) -> str:
+    """A coding of a mask."""
+    kind, flag, length, ones = header
+    names = ("packed bits", "gaps between ones", "gaps between zeros")
+    return f"mask of {ones:,} ones as {names[kind]}, {length:,} bytes" + (" before zstandard" if flag else "")
+
+
+def places(header: Any) -> str:
+    """A coding of places."""
+    if len(header) == 3:
+        _, length, count = header
+        return f"places of {count:,} in Rice's code, {length:,} bytes"
+    return f"places of {header[3]:,}: {mask(header)}"
+
+
+def numbers(header: Any) -> str:
+    """A coding of numbers."""
+    kind, *rest = header
+    if kind == ROUNDED:
+        ways, step, _, _, exact = rest
+        parts = [f"{len(ways) - ways.count(SPARED)} of {len(ways)} tensors in steps of {step:.3g}"]
+        parts += [f"{ways.count(DIFFERENCE)} as differences to the base"] if DIFFERENCE in ways else []
+        return f"rounded: {', '.join(parts)}" + (f"; the others: {numbers(exact)}" if SPARED in ways else "")
+    how = CODINGS[kind] + (f", a {mask(rest[0])}" if len(rest) == 2 else "")
+    flags = rest[-1] if rest else []
+    return how + (f" ({', '.join('zstandard' if flag else 'raw' for flag in flags)}; lowest first)" if rest else "")
