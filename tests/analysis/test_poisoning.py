@@ -167,7 +167,7 @@ def test_mistakes_are_told_and_nothing_is_written(run, tmp_path):
     for told, how in mistakes.items():
         with pytest.raises(fb.UserError, match=told):
             poison(run, how)
-    with pytest.raises(fb.UserError, match="median.*'mode'"):
+    with pytest.raises(fb.UserError, match=r"median.*'mode'"):
         Poisoning(aggregate="mode")
     with pytest.raises(fb.UserError, match="is not a run folder"):
         poison(tmp_path)
