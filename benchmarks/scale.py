@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 import fewbytes as fb
-from fewbytes.data.clients import ClientData, FederatedData
-from fewbytes.data.split import Split
+from fewbytes.data.clients import FederatedData
+from fewbytes.data.split import ClientData, Split
 from fewbytes.methods import method_class
 
 SAMPLES, FEATURES = 4, 8

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from modules import MODULES, PRIVATE, imports_of, private_parts, room
+from modules import MODULES, PRIVATE, closure, imports_of, private_parts, room
 
 import fewbytes
 
@@ -57,6 +57,13 @@ def test_a_runs_promises_know_nothing_of_each_other():
     promises = {name for name in MODULES if name.startswith(folder)} - {f"{folder}promise", f"{folder}every"}
     assert len(promises) > 9
     assert not {name: IMPORTS[name] & promises for name in promises if IMPORTS[name] & promises}
+
+
+def test_who_reads_a_method_need_not_read_the_house():
+    """All that FedAvg imports, directly or not."""
+    read = closure("fewbytes.methods.fedavg", MODULES)
+    assert len(read) <= 48
+    assert sum(len(MODULES[name].read_text("utf-8").splitlines()) for name in read) <= 7500
 
 
 @pytest.mark.parametrize("library", ONLY)

@@ -6,9 +6,10 @@ from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network, Refused
 from fewbytes.core.policy import Policy
-from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
+from fewbytes.core.task import Task
 from fewbytes.core.training import Local
 from fewbytes.experiments.run import run
 from fewbytes.methods import METHODS

@@ -23,7 +23,7 @@ from fewbytes.base.ranges import Positive, Share
 from fewbytes.base.state import EntryMeans
 from fewbytes.base.streams import stream
 from fewbytes.core.ledger import OUTCOMES
-from fewbytes.core.objective import objective_for
+from fewbytes.core.objectives import objective_for
 from fewbytes.core.records import Gathered, Records
 from fewbytes.core.training import batches, fit
 from fewbytes.engines.local import LocalEngine

@@ -246,6 +246,12 @@ def test_terms_of_local_training_are_given_by_their_plain_names():
             fb.FedAvg(**wrong)
     with pytest.raises(TypeError, match="no parameter 'learning_rate'"):
         fb.FedAvg(learning_rate=0.1)
+    assert fb.FedAvg(0.5, fb.Local(epochs=2), lr=0.3) == fb.FedAvg(fraction=0.5, epochs=2, lr=0.3)
+    for values, named in (((0.5,), {"fraction": 0.5}), (tuple(range(9)), {})):
+        with pytest.raises(TypeError, match=r"FedAvg takes fraction, local, .* each once"):
+            fb.FedAvg(*values, **named)
+    with pytest.raises(TypeError, match="Clustered needs inner"):
+        fb.Clustered(clusters=2)
 
 
 @dataclass(frozen=True)

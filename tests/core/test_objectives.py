@@ -14,8 +14,9 @@ from torch.utils.data import TensorDataset
 
 import fewbytes as fb
 from fewbytes.base.errors import UserError
-from fewbytes.core.metrics import KNOWN, value_of
-from fewbytes.core.objective import class_weights, objective_for
+from fewbytes.core.known_metrics import KNOWN
+from fewbytes.core.metrics import value_of
+from fewbytes.core.objectives import class_weights, objective_for
 from fewbytes.models.unet import UNet
 from fewbytes.running.settings import Watcher
 

@@ -112,6 +112,9 @@ def test_all_that_a_method_says_of_itself_is_the_inner_method_s():
     assert method.model_for((1, 8, 8)) == inner.model_for((1, 8, 8)) != fb.FedAvg().model_for((1, 8, 8))
     assert method.quick(3) == Clustered(inner.quick(3), clusters=2)
     assert method.changed(fraction=1.0, lr=0.3) == Clustered(fb.FedKGF(lr=0.3), clusters=2)
+    assert method.local == inner.local
+    assert [each.name for each in method.handlers()] == ["train", "describe"]
+    assert Clustered(fb.FedAvg()).promises == replace(fb.FedAvg.promises, protects=frozenset(), sums=False)
     plan = make_plan(Clustered(fb.FedAvg(**LOCAL, fraction=0.5), 2), tiny_task(), 5, 1e6, 1e6)
     assert (plan.clients, plan.cohort, plan.rounds) == (4, 2, 5)
 

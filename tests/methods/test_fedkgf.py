@@ -20,7 +20,7 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.base.state import EntryMeans
 from fewbytes.cli.app import main
-from fewbytes.core.problem import Task
+from fewbytes.core.task import Task
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.partition import main_category
 from fewbytes.flower.apps import client_app, serve_run

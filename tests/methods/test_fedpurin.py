@@ -15,7 +15,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.core import table
-from fewbytes.core.problem import Task
+from fewbytes.core.task import Task
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.methods import fedpurin
 from fewbytes.methods.fedpurin import Critical, FedPURIN, Personal, taking_part

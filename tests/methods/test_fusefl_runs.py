@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import fewbytes as fb
 from fewbytes.base.errors import UserError
-from fewbytes.core.objective import Classification
+from fewbytes.core.objectives import Classification
 from fewbytes.experiments.plan import make_plan
 from fewbytes.methods.parts.one_shot import of_stage
 from fewbytes.models import build_model

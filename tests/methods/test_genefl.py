@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.base.state import EntryMeans
-from fewbytes.core.objective import Classification
+from fewbytes.core.objectives import Classification
 from fewbytes.core.training import fit
 from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.methods.fedbn import FedBN, without_batch_norm

@@ -20,12 +20,12 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.base.language import read_tokenizer
 from fewbytes.base.state import frozen_digest, mark_trained, state_of, trained_entries
-from fewbytes.core.objective import NextToken
+from fewbytes.core.objectives import NextToken
 from fewbytes.engines.handlers import UP_BITS
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
-from fewbytes.models.adapters import with_adapters
+from fewbytes.models.adapters import Adapters
 from fewbytes.models.build import build_model
 from fewbytes.models.lora import Lora
 from fewbytes.running.checkpoint import fingerprint as of_configuration
@@ -221,7 +221,7 @@ def test_tied_weights_travel_once(place):
 
 
 def test_adapters_on_convolutions_and_a_head_that_is_trained():
-    model = with_adapters(TinyNet(), Lora.read("rank=2,alpha=4"), head=True)
+    model = Adapters(Lora.read("rank=2,alpha=4")).added(TinyNet(), head=True)
     trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {
         "conv.lora_A.default.weight": (2, 1, 3, 3),
@@ -229,7 +229,9 @@ def test_adapters_on_convolutions_and_a_head_that_is_trained():
         "fc.weight": (3, 64),
         "fc.bias": (3,),
     }
-    result = fb.run(fb.FedAvg(**METHOD), fb.Task.on(tiny_data(), TinyNet, lora=Lora(2, 2)), rounds=1, workers=1)
+    result = fb.run(
+        fb.FedAvg(**METHOD), fb.Task.on(tiny_data(), TinyNet, lora=Adapters(Lora(2, 2))), rounds=1, workers=1
+    )
     assert set(state_of(result.global_model)) == trained.keys()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.core import gallery
 from fewbytes.core.metrics import Metric
-from fewbytes.core.objective import Classification, MultiLabel
+from fewbytes.core.objectives import Classification, MultiLabel
 from fewbytes.running.stopping import StopWhen
 
 TERMS = LOCAL | {"lr": 0.02, "last": "kept"}

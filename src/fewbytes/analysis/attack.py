@@ -36,7 +36,7 @@ from fewbytes.base.files import replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
-from fewbytes.core.problem import Task
+from fewbytes.core.task import Task
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.experiments.tasks import find
 from fewbytes.models.build import build_model

@@ -30,8 +30,9 @@ from fewbytes.base.named import only_allowed
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Excluded, Policy
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
 from fewbytes.core.rules import Rule
+from fewbytes.core.task import Task
 from fewbytes.core.trust import drift
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import Experiment, experiment_of

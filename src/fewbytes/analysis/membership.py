@@ -37,7 +37,8 @@ from fewbytes.base.named import only_allowed
 from fewbytes.base.streams import seeded, stream
 from fewbytes.core.method import Method
 from fewbytes.core.privacy import PrivateSteps, random_bytes
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
+from fewbytes.core.task import Task
 from fewbytes.core.training import Local, fit, outputs, prepared, ready
 from fewbytes.data import Split
 from fewbytes.experiments.settings import experiment_of
@@ -151,7 +152,7 @@ def pools(method: Method, task: Task, client: Id, parts: list[Split], rounds: in
     left[chosen] = False
     rest = left.nonzero()[:, 0]
     x, y = torch.cat([x[chosen], other_x[others], x[rest]]), torch.cat([y[chosen], other_y[others], y[rest]])
-    taken = max(1, round(rounds * getattr(method, "fraction", 1.0)))  # rounds that a client takes part in
+    taken = max(1, round(rounds * method.parameters.get("fraction", 1.0)))  # rounds that a client takes part in
 
     def learn(x: Tensor, y: Tensor, name: str, terms: Local = local, rounds: int = taken) -> nn.Module:
         with seeded(how.seed, "membership", name):

@@ -30,9 +30,10 @@ from fewbytes.base.named import only_allowed
 from fewbytes.base.streams import stream
 from fewbytes.core.method import Method, handlers_of
 from fewbytes.core.policy import TooFewReplies
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
 from fewbytes.core.rules import Rule
 from fewbytes.core.site import Site
+from fewbytes.core.task import Task
 from fewbytes.core.training import outputs, ready
 from fewbytes.data import Split
 from fewbytes.experiments.run import run_with

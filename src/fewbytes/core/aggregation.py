@@ -24,9 +24,6 @@ ITERATIONS = 100  # of Weiszfeld's algorithm at most
 VOTERS = 3  # fewer hold no vote: of two, one that lies would have half of it
 CLOSE = 1e-6  # it has ended where no client's part changes by more, relatively
 
-Vote = Callable[[Tensor, Tensor], Tensor]
-"""Of values (n, …) and who sent them (n, …), bool, what they come to (…): `vote` by a run's rule."""
-
 
 def median(states: Sequence[State]) -> State:
     """The median of every coordinate: Yin, Chen, Kannan, Bartlett, "Byzantine-Robust Distributed Learning: Towards

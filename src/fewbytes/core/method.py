@@ -8,7 +8,7 @@ import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import nn
 
@@ -18,9 +18,9 @@ from fewbytes.base.rate import Way
 from fewbytes.base.state import State
 from fewbytes.core.network import Handler, Network, hints_of, required, takes_site
 from fewbytes.core.objective import Objective
-from fewbytes.core.options import OF_METHOD, belongs
+from fewbytes.core.options import OF_METHOD, OF_TASK, belongs
 from fewbytes.core.privacy import SamplePrivacy
-from fewbytes.core.problem import OF_TASK, Id, Problem, Task
+from fewbytes.core.problem import Id, Posed, Problem
 from fewbytes.core.promise import Privacy
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
@@ -31,6 +31,14 @@ from fewbytes.wire.schema import check_fields
 
 TERMS = tuple(f.name for f in dataclasses.fields(Local))
 """The terms of local training, which are set by their plain names."""
+
+
+Asked = TypeVar("Asked", bound=Posed)
+"""A task, of whose problem a method makes another."""
+
+
+def _with(task: Asked, problem: Problem) -> Asked:
+    return dataclasses.replace(task, problem=problem)  # type: ignore[type-var]
 
 
 def own_defaults(cls: type) -> dict[str, Any]:
@@ -107,7 +115,7 @@ class Method(ABC):
         """What the method trains in place of a client's model, made of it; `seed` is the task's. Default: itself."""
         return model
 
-    def adapted(self, task: Task) -> Task:
+    def adapted(self, task: Asked) -> Asked:
         """The task with the models this method trains; engines begin with it. Twice is the same as once.
 
         Raises UserError if it is to learn what it cannot.
@@ -117,9 +125,9 @@ class Method(ABC):
             raise UserError(problem.objective.suits)
         if type(self).remodel is Method.remodel or problem.remodel == self.remodel:
             return task
-        return dataclasses.replace(task, problem=dataclasses.replace(problem, remodel=self.remodel))
+        return _with(task, dataclasses.replace(problem, remodel=self.remodel))
 
-    def promising(self, task: Task, dp: Privacy | str | None, rounds: int) -> Task:
+    def promising(self, task: Asked, dp: Privacy | str | None, rounds: int) -> Asked:
         """The task with what clients promise their samples in a run of so many rounds, if `dp` says they do, as the
         run's setting of that name does; clients' nodes need it, too. Raises UserError for a method that cannot."""
         privacy = Privacy.read(dp) if isinstance(dp, str) else dp
@@ -134,7 +142,7 @@ class Method(ABC):
         terms = SamplePrivacy(privacy, rounds, local.epochs, local.batch, local.steps)
         words = f"{privacy} over {rounds} rounds of {terms.length} in batches of {terms.batch}"
         agreed = {**task.problem.agreed, "dp": words}
-        return dataclasses.replace(task, problem=dataclasses.replace(task.problem, privacy=terms, agreed=agreed))
+        return _with(task, dataclasses.replace(task.problem, privacy=terms, agreed=agreed))
 
     def server(self, problem: Problem) -> Any:
         """The server's state before the first round: a dataclass of packable fields, or None."""

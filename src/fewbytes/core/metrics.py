@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fewbytes.base.errors import UserError, one_line, suggestion
-from fewbytes.base.extras import needs
-from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN
+from fewbytes.base.errors import UserError
 
 
 class Measure(Protocol):
@@ -37,6 +30,7 @@ class Metric:
     make: Callable[[Tensor], Measure] = field(compare=False, repr=False)
     higher: bool = True
     share: bool = True
+    known: bool = field(default=False, compare=False)  # by its name, so that what it takes is known, too
 
 
 Scores = dict[str, tuple[float, int]]
@@ -50,100 +44,6 @@ MOST_SAMPLES = 1 << 48  # that somebody else may say there are
 def values(scores: Scores) -> dict[str, float]:
     """By metric its value."""
     return {name: total / n for name, (total, n) in scores.items() if n}
-
-
-DETECTED = ("mAP", "AP50", "AP75", "APM", "APL")
-"""COCO's metrics of detections, shares (`fewbytes.core.detection`)."""
-RANKED: dict[str, Any] = {"average": "none"}  # over classes that occur and do not always: see `_Ranked`
-KNOWN: Mapping[str, Mapping[str, tuple[str, dict[str, Any], bool, bool]]] = {
-    "multiclass": {
-        "accuracy": ("Accuracy", {"average": "micro"}, True, True),
-        "balanced-accuracy": ("Accuracy", {"average": "macro"}, True, True),
-        "f1": ("F1Score", {"average": "macro"}, True, True),
-        "precision": ("Precision", {"average": "macro"}, True, True),
-        "recall": ("Recall", {"average": "macro"}, True, True),
-        "auc": ("AUROC", RANKED, True, True),
-        "average-precision": ("AveragePrecision", RANKED, True, True),
-        "kappa": ("CohenKappa", {}, True, False),
-        "calibration-error": ("CalibrationError", {}, False, True),
-    },
-    "multilabel": {
-        "f1": ("F1Score", {"average": "macro"}, True, True),
-        "accuracy": ("Accuracy", {"average": "micro"}, True, True),
-        "exact-match": ("ExactMatch", {}, True, True),
-        "auc": ("AUROC", RANKED, True, True),
-        "average-precision": ("AveragePrecision", RANKED, True, True),
-        "precision": ("Precision", {"average": "macro"}, True, True),
-        "recall": ("Recall", {"average": "macro"}, True, True),
-    },
-    "regression": {
-        "mae": ("MeanAbsoluteError", {}, False, False),
-        "rmse": ("MeanSquaredError", {"squared": False}, False, False),
-        "mse": ("MeanSquaredError", {}, False, False),
-        "r2": ("R2Score", {}, True, False),
-        "mape": ("MeanAbsolutePercentageError", {}, False, False),
-    },
-    "segmentation": {
-        "iou": ("JaccardIndex", {"average": "macro"}, True, True),
-        "accuracy": ("Accuracy", {"average": "micro"}, True, True),
-        "f1": ("F1Score", {"average": "macro"}, True, True),
-    },
-    "text": {
-        "perplexity": ("text.Perplexity", {}, False, False),
-    },
-}
-"""By what is learnt, metrics by name: torchmetrics' class, its options, if more is better, if it is a share."""
-
-
-CHANCE = {"auc": 0.5, "kappa": 0.0, "r2": 0.0}
-"""What metrics are of guesses that do not look at the sample, whatever the data; of r2 the mean is guessed."""
-
-
-def traits(name: str) -> tuple[bool, bool]:
-    """Whether more of the metric called so is better, and whether it is a share; of an unknown one: yes, and no."""
-    found = next((known[name] for known in KNOWN.values() if name in known), None)
-    return (True, name in DETECTED) if found is None else found[2:]
-
-
-def known_metric(kind: str, name: str) -> Metric:
-    """The metric called `name` of what is learnt (a key of KNOWN). Raises UserError for another name."""
-    known = KNOWN[kind]
-    if name not in known:
-        raise UserError(f"there is no metric {name!r} here{suggestion(name, known)}; there are {', '.join(known)}")
-    path, options, higher, share = known[name]
-    return Metric(name, partial(_made, kind, path, options), higher, share)
-
-
-def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """A user's own metrics by name: torchmetrics' objects, classes or functions that make one, of nothing. Raises
-    UserError for anything else."""
-    made = []
-    for name, what in given.items():
-        make = what.clone if hasattr(what, "clone") and not isinstance(what, type) else what
-        if not callable(make):
-            raise UserError(
-                f"the metric {name!r} is a {type(what).__name__}: give one of torchmetrics', or what makes it"
-            )
-        try:
-            one = make()
-        except Exception as error:  # such as a class that needs arguments
-            raise UserError(
-                f"the metric {name!r} cannot be made ({one_line(error)}): give one that is made, or what makes it of "
-                "nothing"
-            ) from None
-        if not (hasattr(one, "update") and hasattr(one, "compute")):
-            raise UserError(f"the metric {name!r} makes a {type(one).__name__}, which has no update and compute")
-        higher = getattr(one, "higher_is_better", None) is not False
-        bounds = getattr(one, "plot_lower_bound", None), getattr(one, "plot_upper_bound", None)
-        made.append(Metric(str(name), partial(_of_ones_own, make), higher, bounds == (0.0, 1.0)))
-    return tuple(made)
-
-
-def check_installed(metrics: Sequence[Metric]) -> None:
-    """Raises UserError if what computes one of them is not installed."""
-    for metric in metrics:
-        if isinstance(metric.make, partial) and metric.make.func is _made:
-            needs(f"the metric {metric.name}", "metrics", "torchmetrics")
 
 
 def value_of(measure: Measure) -> float:
@@ -163,52 +63,3 @@ def possible(scores: Scores, metrics: Sequence[Metric]) -> Scores:
         for total, n in [scores.get(metric.name, (0.0, 0))]
         if 0 < n < MOST_SAMPLES and abs(total) <= n * GREATEST and (not metric.share or 0 <= total <= n * (1 + 1e-6))
     }
-
-
-def _of_ones_own(make: Callable[[], Measure], predictions: Tensor) -> Measure:
-    return make()
-
-
-def _made(kind: str, path: str, options: dict[str, Any], predictions: Tensor) -> Measure:
-    needs(f"the metric {path}", "metrics", "torchmetrics")
-    import torchmetrics  # slow to import
-    import torchmetrics.text
-
-    place: Any = torchmetrics
-    for name in path.split("."):
-        place = getattr(place, name)
-    wide = predictions.shape[1] if predictions.dim() > 1 else 1
-    match kind:
-        case "multiclass":
-            measure: Measure = place(task="multiclass", num_classes=wide, **options)
-        case "multilabel":
-            measure = place(task="multilabel", num_labels=wide, **options)
-        case "segmentation":
-            measure = place(task="multiclass", num_classes=wide, ignore_index=IGNORED_PIXEL, **options)
-        case "text":
-            measure = place(ignore_index=IGNORED_TOKEN, **options)
-        case _:
-            measure = place(**options)
-    return _Ranked(measure) if options is RANKED else measure
-
-
-class _Ranked:
-    """The mean of what a measure gives for each class, over those classes that some samples are of and some are not;
-    of the others it would say nothing. No number if there are none."""
-
-    def __init__(self, measure: Measure) -> None:
-        self._measure, self._targets = measure, list[Tensor]()
-
-    def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self._measure.update(predictions, targets)
-        given = F.one_hot(targets, predictions.shape[1]) if targets.dim() < predictions.dim() else targets
-        self._targets.append(given.cpu())
-
-    def compute(self) -> float:
-        targets = torch.cat(self._targets).bool()
-        told = targets.any(0) & ~targets.all(0)
-        if not told.any():
-            return math.nan
-        with warnings.catch_warnings(action="ignore"):  # of the classes that are left out
-            found: Tensor = self._measure.compute().cpu()
-        return float(found[told].mean())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 import typing
@@ -11,15 +10,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from fewbytes.base.errors import FewbytesError, MethodError, with_article
 from fewbytes.base.ranges import EXACT
 from fewbytes.base.rate import Way
-from fewbytes.base.state import EntryMeans, Mean, State
-from fewbytes.core.aggregation import RobustMean, Vote, norm_clipped, vote
-from fewbytes.core.privacy import Bytes, ClientPrivacy, PrivateMean
+from fewbytes.base.state import State
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.rules import VOTES, Rule
 from fewbytes.core.site import Site
 from fewbytes.wire.dense import Dense
 from fewbytes.wire.masked import Masked
@@ -27,6 +24,8 @@ from fewbytes.wire.schema import check_fields, schema_of
 
 Sent = TypeVar("Sent")
 Reply = TypeVar("Reply")
+Vote = Callable[[Tensor, Tensor], Tensor]
+"""Of values (n, …) and who sent them (n, …), bool, what they come to (…)."""
 
 
 class Refused(FewbytesError):
@@ -103,14 +102,6 @@ def required(kind: Any) -> Any:
     return kind
 
 
-def _check_around(around: State | None) -> None:
-    if around is not None and not isinstance(around, Mapping):
-        raise MethodError(
-            "a mean is asked for, added to (mean.add(state, weight), for each reply) and called; what it is given is "
-            f"what clients were sent, by name, not {with_article(type(around))}"
-        )
-
-
 class Made(Mapping[Id, Sent]):
     """A message for each of some clients, made whenever it is read."""
 
@@ -138,23 +129,55 @@ class Shown(Protocol):
         """The file; empty if there is nothing to see."""
 
 
+class Averaging(Protocol):
+    """What takes in states one by one, and is called for what they come to."""
+
+    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """One client's, with a weight above 0."""
+
+    def __call__(self) -> State:
+        """Raises MethodError if there was none."""
+
+
+class EntryAveraging(Protocol):
+    """The same of each entry over the states that have it."""
+
+    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """One client's, with a weight above 0."""
+
+    def over(self, old: State) -> State:
+        """What they come to in place of `old`'s entries; those nobody sent stay."""
+
+
+class Taking(Protocol):
+    """What a run takes of states: `fewbytes.core.means.Means`."""
+
+    def mean(self, around: State | None) -> Averaging:
+        """See `Network.mean`."""
+
+    def entry_means(self, around: State | None, few: bool) -> EntryAveraging:
+        """See `Network.entry_means`."""
+
+    def clipped(self, states: Sequence[State]) -> Sequence[State]:
+        """See `Network.clipped`."""
+
+    def votes(self) -> Vote | None:
+        """See `Network.votes`."""
+
+
 class Exchanges(Protocol):
     """What a network needs of the engine that runs it."""
 
     problem: Problem
     clients: list[Id]
     rng: np.random.Generator
-    rule: Rule
-    privacy: ClientPrivacy | None
+
+    @property
+    def means(self) -> Taking:
+        """What the run takes of states."""
 
     def sample(self, fraction: float) -> list[Id]:
         """The round's cohort."""
-
-    def refused(self) -> int:
-        """How many clients' replies were refused in this step, or are no longer asked for."""
-
-    def release(self) -> tuple[int, Bytes]:
-        """Count a noisy mean: how many clients were asked for it, and what its noise is drawn from."""
 
     def exchange(
         self,
@@ -281,40 +304,28 @@ class Network:
         for _ in self.call(handler, self.clients if to is None else to, send):
             pass
 
-    def mean(self, around: State | None = None) -> Mean | RobustMean | PrivateMean:
+    def mean(self, around: State | None = None) -> Averaging:
         """What the run takes of states that clients send, added one by one: their weighted mean, what its rule says, or
         a mean under noise.
 
         `around`: what the clients were sent, where their updates start; of an entry that is not in it, 0. A method that
         asks for it promises which rules will do, and whether noise will (`fewbytes.core.promises`).
         """
-        _check_around(around)
-        if self._engine.privacy is not None:
-            return PrivateMean(self._engine.privacy, around, self._engine.release)
-        return Mean() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around, self._engine.refused)
+        return self._engine.means.mean(around)
 
-    def entry_means(self, around: State | None = None, few: bool = False) -> EntryMeans | RobustMean | PrivateMean:
+    def entry_means(self, around: State | None = None, few: bool = False) -> EntryAveraging:
         """The same of each entry over the states that have it. `few`: possibly of one alone, which by any rule but the
         mean moves it no further, for its number of values, than most move theirs."""
-        _check_around(around)
-        if self._engine.privacy is not None:
-            return PrivateMean(self._engine.privacy, around, self._engine.release)
-        if self._engine.rule == Rule():
-            return EntryMeans()
-        return RobustMean(self._engine.rule, around, self._engine.refused, few)
+        return self._engine.means.entry_means(around, few)
 
     def clipped(self, states: Sequence[State]) -> Sequence[State]:
         """What clients sent, for a method that takes other means: as is or, by any rule but the mean, clipped."""
-        rule = self._engine.rule
-        return states if rule == Rule() else norm_clipped(states, {}, rule.largest)
+        return self._engine.means.clipped(states)
 
     def votes(self) -> Vote | None:
         """The vote on values (n, …) over those clients that sent them (n, …), bool, for a method that takes other
         means: the rule's median or trimmed mean; None: it takes its means, of what is `clipped`."""
-        rule = self._engine.rule
-        if rule.name not in VOTES:
-            return None
-        return functools.partial(vote, part=rule.number)
+        return self._engine.means.votes()
 
     def show(self, name: str, what: Shown) -> None:
         """Show people images, points or shares (`fewbytes.core.gallery`); steers nothing.

@@ -1,37 +1,27 @@
-"""What is learned and by whom: the problem, which both ends of the wire hold, and the task, which adds the data."""
+"""What is learned and by whom: the problem, which both ends of the wire hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, Protocol
 
-import msgspec
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fewbytes.base.calls import takes_argument
-from fewbytes.base.errors import UserError, named
+from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import wrong
 from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of, trained_entries
 from fewbytes.base.streams import seeded
-from fewbytes.core.detection import Detection
 from fewbytes.core.devices import Precision, check_device, check_precision
 from fewbytes.core.entries import check_entries, unexpand
-from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
-from fewbytes.core.options import OF_METHOD, Places, check_options
-from fewbytes.core.outputs import Output, logits_of, of_output
+from fewbytes.core.objective import Objective
+from fewbytes.core.outputs import logits_of
 from fewbytes.core.privacy import SamplePrivacy
-from fewbytes.core.training import Loss
-from fewbytes.data.clients import ClientData, FederatedData
 from fewbytes.data.named import NamedTensors
-from fewbytes.data.split import Split, Transform, check_finite, classes_in, widest
-from fewbytes.data.transforms import with_transforms
-from fewbytes.models.adapters import with_adapters
-from fewbytes.models.lora import Lora
-from fewbytes.models.pretrained import Pretrained
+from fewbytes.data.split import ClientData, Split
+from fewbytes.models.protocol import Adapters, Weights
 from fewbytes.wire.layout import Layout
 
 Id = int
@@ -62,9 +52,9 @@ class Problem:
     seed: int = 0
     precision: Precision = "float32"
     device: str = "cpu"
-    lora: Lora | None = None
+    lora: Adapters | None = None
     remodel: Callable[[nn.Module, int], nn.Module] | None = None
-    pretrained: Pretrained | None = field(default=None, compare=False, repr=False)
+    pretrained: Weights | None = field(default=None, compare=False, repr=False)
     agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
     privacy: SamplePrivacy | None = None
     recalibrate: bool = False
@@ -146,7 +136,7 @@ class Problem:
         if self.lora is not None:
             if self.pretrained is not None:
                 self.pretrained.into(model)  # under adapters, where the names are still those of the file
-            model = with_adapters(model, self.lora, head=not isinstance(self.objective, NextToken))
+            model = self.lora.added(model, head=self.objective.has_head)
         model = model if self.remodel is None else self.remodel(model, self.seed)
         if self.pretrained is not None and self.lora is None:
             self.pretrained.into(model)
@@ -206,165 +196,24 @@ class Problem:
         return names
 
 
-class Terms(TypedDict, total=False):
-    """What may be said of a task of one's own, beside its model and data.
+class Posed(Protocol):
+    """A problem and the data of those clients that are here, as a task has them (`fewbytes.core.task`)."""
 
-    `loss`: (outputs, targets) to the mean of a batch, in place of the usual one. `metrics`: what models are scored by,
-    the first is the score: names (`fewbytes.core.metrics.KNOWN`), or by name metrics of torchmetrics or functions that
-    make one. `weights`: of classes, or balanced. `transform`: (x, y) to x, changed at random, of every training batch.
-    `output`: what `loss` takes of a model that gives more than its logits (an output of transformers, or a tuple or
-    dict of which `logits` or the first is that): the logits, or the whole of it. `seed`: of all randomness.
-    `recalibrate`: see `Problem`.
-    """
+    @property
+    def problem(self) -> Problem:
+        """What both ends have in common."""
 
-    loss: Loss | None
-    metrics: Sequence[str] | Mapping[str, Any] | None
-    weights: Weights | None
-    transform: Transform | None
-    output: Output
-    seed: int
-    precision: Precision
-    device: str
-    recalibrate: bool
+    @property
+    def data(self) -> Owned:
+        """What only each client has."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """A problem and the data it is learned from, as far as they are here: a node holds its own client's only."""
+class Owned(Protocol):
+    """Each client's own data."""
 
-    problem: Problem
-    data: FederatedData
-
-    @classmethod
-    def on(cls, data: FederatedData, model: Callable[..., nn.Module], **how: Any) -> Task:
-        """A task on data dealt to clients; `how`: other fields of Problem, such as `seed` and `device`, `objective` (by
-        default the usual one of what the data hold).
-
-        Raises UserError for other data, a model that is no function, or a field there is not.
-        """
-        if not isinstance(data, FederatedData):
-            raise UserError(
-                "data are a data set dealt out, federate(load_dataset('digits'), Partition()) of fewbytes.data, "
-                f"not {named(data)}; Task.of takes your own"
-            )
-        check_options(how, _OF_PROBLEM, {**_OF_OBJECTIVE, **OF_METHOD, **OF_TASK})
-        check_builder(model)
-        if how.get("recalibrate"):
-            how["agreed"] = {**how.get("agreed", {}), "recalibrate": "clients' own models"}
-        usual = Detection(classes=data.classes) if data.learns == "boxes" else objective_for(data.learns)
-        return cls(Problem(model, **({"objective": usual} | _known(data) | how)), data)
-
-    @classmethod
-    def of(
-        cls,
-        model: Callable[..., nn.Module],
-        clients: Iterable[tuple[Any, Any] | None],
-        test: Any = None,
-        *,
-        public: Any = None,
-        presence: Sequence[tuple[int, int | None]] | None = None,
-        **how: Unpack[Terms],
-    ) -> Task:
-        """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
-
-        Each set is an (x, y) pair of tensors or a torch data set of (x, y) items, which is read as it is used: once for
-        its labels, then in every epoch (see `fewbytes.data.split.Items`). x may be several tensors by name, such as
-        `input_ids` and `attention_mask`, which the model is called with. What is learnt follows from y
-        (`fewbytes.data.split.learnt_of`): classes (integers, one a sample), numbers (floats), any of several labels
-        (bool), a class for every pixel (integers (n, height, width)), the next token (integers shaped as x); of other
-        targets, what `loss` makes of them. A test set may be empty: `(x[:0], y[:0])`.
-        uint8 samples are images and divided by 255; other integers, such as token ids, stay as they are. Of several
-        tensors all keep their types, such as a mask's bool, but for images, uint8 (n, 1, 3 or 4, height, width).
-        Parameters of the model that do not require gradients stay with each node and never travel. None stands for a
-        client whose data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from;
-        labels are optional and ignored. `presence`: per client the first and the last round it is there (None: to the
-        end); who comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
-        """
-        known = Terms.__annotations__.keys() | _OF_PROBLEM - {"objective"}
-        check_options(how, known, {"fb.Task.on(…, {})": ("objective",), **OF_METHOD})
-        check_builder(model)
-        for name in ("loss", "transform"):
-            if how.get(name) is not None and not callable(how[name]):
-                raise UserError(f"{name} is a function, as `Terms` has it, not {named(how[name])}")
-        nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
-        if not isinstance(clients, Iterable):
-            raise UserError(f"clients are (train, test) pairs, one a client, not {named(clients)}")
-        pairs = [(nothing, nothing) if pair is None else _pair(i, pair) for i, pair in enumerate(clients)]
-        if not pairs:
-            raise UserError("a task needs at least one client")
-        if empty := [str(i) for i, (train, _) in enumerate(pairs) if not len(train) and train is not nothing]:
-            raise UserError(f"client {', '.join(empty)} has no training sample, and needs at least one: leave it out")
-        server = nothing if test is None else Split.of(test)
-        if isinstance(public, Tensor | np.ndarray):
-            public = (public, np.zeros(len(public), np.int64))
-        shared = None if public is None else Split.of(public)
-        splits = [split for pair in pairs for split in pair] + [server]
-        whose = [f"client {i}'s {part}" for i in range(len(pairs)) for part in ("training", "test")] + ["the server's"]
-        for split, who in zip(splits, whose, strict=True):
-            check_finite(split, f"{who} samples", how.get("loss") is None)
-        kinds = sorted({split.learns for split in splits if len(split)})
-        if len(kinds) > 1:
-            raise UserError(f"all learn the same, but some targets here are {', others '.join(kinds)}: make them alike")
-        learns = kinds[0] if kinds else "classes"
-        classes = tuple(map(str, range(classes_in(splits) if learns == "classes" else widest(splits))))
-        loss = of_output(how.pop("loss", None), how.pop("output", "logits"))
-        objective = objective_for(learns, how.pop("metrics", None), loss, how.pop("weights", None), len(classes))
-        data = FederatedData(
-            tuple(ClientData(*pair) for pair in pairs), server, classes, shared,
-            None if presence is None else tuple(presence), None if learns == "classes" else ("samples",),
-        )  # fmt: skip
-        data = with_transforms(data, how.pop("transform", None))
-        return cls.on(data, model, objective=objective, **how)
-
-    def described(self) -> dict[str, Any]:
-        """What a file of a trained model says of what it takes and gives, as far as that is known here: `learns`, the
-        samples' shape and how they are stored (uint8: models take them divided by 255), each tensor of samples of
-        several and its type, names of classes, what a table's columns mean."""
-        splits = [self.data.test, *(client.train for client in self.data.clients)]
-        known = next((split for split in splits if len(split)), None)
-        about: dict[str, Any] = {"learns": self.data.learns}
-        if known is not None:
-            about |= {"sample_shape": list(known.shape), "samples": _stored(known.x)}
-            if isinstance(blank := known.blank(), NamedTensors):
-                about["tensors"] = {
-                    name: {"shape": list(value.shape[1:]), "dtype": str(value.dtype).removeprefix("torch.")}
-                    for name, value in blank.tensors.items()
-                }
-        if self.data.learns != "tokens":
-            about["class_names"] = list(self.problem.classes)
-        if self.data.schema is not None:
-            about["schema"] = msgspec.to_builtins(self.data.schema)
-        return about
-
-    def with_data(self, data: FederatedData) -> Task:
-        """The same problem on other data."""
-        return Task(replace(self.problem, **_known(data)), data)
-
-
-_OF_PROBLEM = {each.name for each in fields(Problem) if each.init} - {"build"}
-OF_TASK: Places = {
-    "the task, fb.Task.of(…, {})": Terms.__annotations__.keys() | Task.of.__annotations__.keys() - {"clients", "return"}
-}
-"""Options of a task of one's own."""
-_OF_OBJECTIVE: Places = {
-    "objective=objective_for(data.learns, {}) of fewbytes.core.objective": ("loss", "metrics", "weights"),
-    "the data, with_transforms(data, …) of fewbytes.data": ("transform",),
-}
-
-
-def _stored(x: Any) -> str:
-    """How samples are stored: uint8, int64 or float32, the nearest."""
-    kind = str(x.dtype).removeprefix("torch.")
-    return kind if kind == "uint8" else "int64" if "int" in kind else "float32"
-
-
-def check_builder(model: Any) -> None:
-    """Raises UserError for what makes no models."""
-    if not callable(model) or isinstance(model, nn.Module):
-        raise UserError(
-            "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
-            f"not {named(model)}"
-        )
+    @property
+    def clients(self) -> Sequence[ClientData]:
+        """By client."""
 
 
 def _endings(names: Iterable[str]) -> set[str]:
@@ -372,25 +221,5 @@ def _endings(names: Iterable[str]) -> set[str]:
     return {".".join(parts[i:]) for parts in (name.split(".") for name in names) for i in range(len(parts))}
 
 
-def _pair(client: Id, pair: Any) -> tuple[Split, Split]:
-    """A client's training and test samples. Raises UserError."""
-    if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise UserError(f"client {client} is {named(pair)}: give (train, test), each a pair (x, y) or a data set")
-    try:
-        return Split.of(pair[0]), Split.of(pair[1])
-    except UserError as error:
-        raise UserError(f"client {client}: {error}") from None
-
-
 def _by_name(model: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), {**others, **args[0].tensors}) if args and isinstance(args[0], NamedTensors) else (args, others)
-
-
-def _known(data: FederatedData) -> dict[str, Any]:
-    """What of a problem follows from the data."""
-    splits = (data.test, *(client.train for client in data.clients))
-    some = next((split for split in splits if len(split)), None)
-    return {
-        "classes": data.classes, "public": data.public,
-        "present": data.presence or ((1, None),) * len(data.clients), "sample": None if some is None else some.blank(),
-    }  # fmt: skip

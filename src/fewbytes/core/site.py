@@ -18,7 +18,7 @@ from fewbytes.base.streams import seeded, stream_seed, untouched
 from fewbytes.core.graphs import Recordings
 from fewbytes.core.metrics import Scores, values
 from fewbytes.core.privacy import Diary, PrivateSteps, random_bytes
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id, Posed
 from fewbytes.core.recalibration import recalibrate
 from fewbytes.core.records import Records
 from fewbytes.core.reused import Reused, undone
@@ -50,7 +50,7 @@ class Site:
 
     def __init__(
         self,
-        task: Task,
+        task: Posed,
         me: Id,
         t: int,
         what: str,

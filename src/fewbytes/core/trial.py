@@ -17,7 +17,9 @@ from fewbytes.base.state import in_training, trained_parameters
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
 from fewbytes.core.devices import arithmetic
-from fewbytes.core.entries import (
+from fewbytes.core.known_metrics import check_installed
+from fewbytes.core.method import Method
+from fewbytes.core.model_checks import (
     check_apart,
     check_float32,
     check_optimiser,
@@ -26,11 +28,10 @@ from fewbytes.core.entries import (
     kept,
     normalised,
 )
-from fewbytes.core.method import Method
-from fewbytes.core.metrics import check_installed
 from fewbytes.core.privacy import clipped_sum
-from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.recalibration import check_recalibrates
+from fewbytes.core.task import Task
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import Split, classes_in
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fewbytes.base.errors import UserError, listed
 from fewbytes.base.streams import stream
 from fewbytes.data.schema import Schema
-from fewbytes.data.split import Kind, Split
+from fewbytes.data.split import ClientData, Kind, Split
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,6 @@ class Dataset:
         number = torch.tensor([list(classes).index(name) for name in self.classes])
         train, test = (Split(s.x, number[s.y], s.rows, s.transform) for s in (self.train, self.test))
         return replace(self, train=train, test=test, classes=tuple(classes))
-
-
-@dataclass(frozen=True)
-class ClientData:
-    """One client's own training and test samples."""
-
-    train: Split
-    test: Split
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from numpy.random import RandomState
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.streams import stream
-from fewbytes.data.clients import ClientData, Dataset, FederatedData
+from fewbytes.data.clients import Dataset, FederatedData
 from fewbytes.data.partition import (
     Indices,
     balanced,
@@ -26,7 +26,7 @@ from fewbytes.data.partition import (
     shards,
 )
 from fewbytes.data.settings import Partition
-from fewbytes.data.split import Split
+from fewbytes.data.split import ClientData, Split
 
 
 def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> FederatedData:

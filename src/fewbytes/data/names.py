@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fewbytes.data.clients import ClientData, Dataset, FederatedData
+from fewbytes.data.clients import Dataset, FederatedData
 from fewbytes.data.datasets import client_folders, holds_table, load_dataset
 from fewbytes.data.federated import federate, federate_local, federate_partition
 from fewbytes.data.masks import masks_of_boxes
@@ -10,7 +10,7 @@ from fewbytes.data.own import is_function, own_data
 from fewbytes.data.public import with_public
 from fewbytes.data.schema import Schema
 from fewbytes.data.settings import PARTITIONS, Partition
-from fewbytes.data.split import Kind, Split, Targets, Transform
+from fewbytes.data.split import ClientData, Kind, Split, Targets, Transform
 from fewbytes.data.tables import table
 from fewbytes.data.text import holds_text, load_text
 from fewbytes.data.transforms import (

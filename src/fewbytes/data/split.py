@@ -217,6 +217,14 @@ class Split:
 
 
 @dataclass(frozen=True)
+class ClientData:
+    """One client's own training and test samples."""
+
+    train: Split
+    test: Split
+
+
+@dataclass(frozen=True)
 class LazySamples:
     """The samples of a split, each time they are indexed gathered anew, images channels-last."""
 

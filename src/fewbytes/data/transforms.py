@@ -16,8 +16,8 @@ from PIL import Image, ImageColor, ImageDraw
 from torch import Tensor
 
 from fewbytes.base.errors import UserError
-from fewbytes.data.clients import ClientData, FederatedData
-from fewbytes.data.split import Split, Transform, transform_name
+from fewbytes.data.clients import FederatedData
+from fewbytes.data.split import ClientData, Split, Transform, transform_name
 
 SIZE = 10
 """Shapes reach from their corner to this many pixels right of it and below, both ends included."""

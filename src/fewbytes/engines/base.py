@@ -21,15 +21,17 @@ from fewbytes.core.admission import GROWTH, Known, admit, finite_norm, norm
 from fewbytes.core.devices import prepare_device
 from fewbytes.core.gallery import check_name
 from fewbytes.core.ledger import Ledger, LeftOut, Row
+from fewbytes.core.means import Means
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler, Network, Shown
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.privacy import Bytes, ClientPrivacy
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
 from fewbytes.core.records import Gathered, Records
 from fewbytes.core.rules import Rule
 from fewbytes.core.standing import Updates
+from fewbytes.core.task import Task
 from fewbytes.core.uplink import Uplink
 from fewbytes.engines.blame import Blame
 from fewbytes.engines.downlink import Downlink, Heard, Letter, Line
@@ -354,12 +356,16 @@ class Engine(ABC):
             raise MethodError(f"clients are still at work on {other!r}: a run streams one handler")
         return self._stream(handler, send, at_once)
 
-    def refused(self) -> int:
-        """See `Exchanges.refused`."""
+    @property
+    def means(self) -> Means:
+        """What the run takes of states that clients send."""
+        return Means(self.rule, self.privacy, self._refused, self._release)
+
+    def _refused(self) -> int:
         return len({left.client for left in self.left_out if left.outcome in ("rejected", "excluded")})
 
-    def release(self) -> tuple[int, Bytes]:
-        """See `Exchanges.release`. A mean is seen by nobody before its round's checkpoint, which counts it, is written;
+    def _release(self) -> tuple[int, Bytes]:
+        """A mean is seen by nobody before its round's checkpoint, which counts it, is written;
         so one that is drawn anew, by a run that was stopped before, counts once. Raises MethodError for a second."""
         if self.privacy is None or self.released:
             raise MethodError("a round has one noisy mean, as more would spend more than is promised")

@@ -20,10 +20,11 @@ from fewbytes.core.method import Method, check_model, check_state
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.privacy import Diary
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
 from fewbytes.core.records import Records
 from fewbytes.core.reused import Reused
 from fewbytes.core.site import Site
+from fewbytes.core.task import Task
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
 from fewbytes.wire import (

@@ -20,8 +20,9 @@ from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy, TooFewReplies
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
 from fewbytes.core.speeds import Speeds
+from fewbytes.core.task import Task
 from fewbytes.core.uplink import Uplink
 from fewbytes.engines.base import Engine, Resumed
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner

@@ -218,7 +218,7 @@ def _duration(seconds: float) -> str:
 
 def score_words(scores: dict[str, dict[str, float]], named: bool | None = None) -> str:
     """Scores by metric and kind in a line; accuracy, where it is the only metric, needs no name (`named`: it has)."""
-    from fewbytes.core.metrics import traits  # imports torch, which is there where something was scored
+    from fewbytes.core.known_metrics import traits  # imports torch, which is there where something was scored
 
     lines = []
     for metric, kinds in scores.items():

@@ -17,7 +17,7 @@ from rich.table import Table
 from fewbytes.base.errors import UserError
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
-from fewbytes.core.problem import Task
+from fewbytes.core.task import Task
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.run import run
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
@@ -126,7 +126,7 @@ def make_plan(
     settings of that name (`Settings.rounding`). `clients`: how many it is for, where that are more than the task has.
     Raises UserError for a method whose messages depend on all clients.
     """
-    fraction = getattr(method, "fraction", 1.0)
+    fraction = method.parameters.get("fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
     probed = method.changed(fraction=1.0) if fraction != 1.0 else method
     small = task.with_data(replace(task.data, clients=few, presence=None))

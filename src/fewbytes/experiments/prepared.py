@@ -13,7 +13,8 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock, make_durable, make_folder
 from fewbytes.base.settings import in_file
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
+from fewbytes.core.task import Task
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.groups import DECLARED
 from fewbytes.experiments.run import run_with

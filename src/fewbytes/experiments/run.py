@@ -9,7 +9,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.extras import needs
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
-from fewbytes.core.problem import Task
+from fewbytes.core.task import Task
 from fewbytes.engines.local import LocalEngine
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.drive import drive

@@ -10,12 +10,15 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.core.devices import check_device
-from fewbytes.core.objective import Objective, Weights, objective_for
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.objective import ClassWeights, Objective
+from fewbytes.core.objectives import objective_for
+from fewbytes.core.problem import Id
+from fewbytes.core.task import Task
 from fewbytes.data import AUGMENTATIONS, FederatedData, with_transforms
 from fewbytes.experiments.groups import DECLARED, LearningSettings, ModelSettings
 from fewbytes.experiments.loading import TOKENIZER, Loading
 from fewbytes.experiments.settings import Experiment
+from fewbytes.models.adapters import Adapters
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import convolutional
 from fewbytes.models.hugging_face import PREFIX, check_tokenizer
@@ -140,7 +143,7 @@ def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Obj
         return {}
     if data.learns == "boxes":
         raise UserError("objects are found by a detector's own loss, and scored as COCO does: leave the metrics out")
-    given: Weights | None = None if weights is None else weights.each or "balanced"
+    given: ClassWeights | None = None if weights is None else weights.each or "balanced"
     return {"objective": objective_for(data.learns, metrics, None, given, len(data.classes))}
 
 
@@ -162,7 +165,7 @@ def _task(
         device=model.device,
         recalibrate=model.recalibrate,
         pretrained=None if model.weights is None else read_pretrained(model.weights),
-        lora=model.lora,
+        lora=None if model.lora is None else Adapters(model.lora),
     )
     try:
         for client in range(min(len(data.clients), len(build.names))):

@@ -27,7 +27,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
-from fewbytes.core.problem import Task
+from fewbytes.core.task import Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
 from fewbytes.engines.pool import unable

@@ -18,7 +18,8 @@ import numpy as np
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.files import ScratchFolder, private_folder, replacing
 from fewbytes.core.method import Method
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
+from fewbytes.core.task import Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
 from fewbytes.engines.store import SECRET, TRAINED, ClientStore

@@ -24,7 +24,8 @@ from fewbytes.core.method import Method
 from fewbytes.core.metrics import MOST_SAMPLES, Scores, possible
 from fewbytes.core.network import Handler
 from fewbytes.core.policy import ABSENT, Policy, TooFewReplies
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
+from fewbytes.core.task import Task
 from fewbytes.engines.base import Engine, Resumed
 from fewbytes.engines.frames import FrameFolder
 from fewbytes.engines.handlers import SCORE, Done, Job, SampleCounts

@@ -17,7 +17,8 @@ from blake3 import blake3
 from fewbytes.base.errors import FewbytesError, FrameError, UserError
 from fewbytes.base.files import lock, private_folder, remove_leftovers, replacing
 from fewbytes.core.method import Method
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
+from fewbytes.core.task import Task
 from fewbytes.core.trust import check_drift
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import attempt, keep_memory

@@ -34,7 +34,7 @@ from fewbytes.methods.parts.averaging import (
     parameters_among,
     whole_model,
 )
-from fewbytes.wire import Dense
+from fewbytes.wire.dense import Dense
 
 
 @dataclass(frozen=True)

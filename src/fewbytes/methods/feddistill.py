@@ -24,7 +24,8 @@ from fewbytes.base.ranges import NotNegative, Share
 from fewbytes.base.state import state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.objective import Objective
+from fewbytes.core.objectives import Classification
 from fewbytes.core.problem import Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site

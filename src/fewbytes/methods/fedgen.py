@@ -32,7 +32,8 @@ from fewbytes.base.streams import seeded
 from fewbytes.core.admission import like
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.objective import Objective
+from fewbytes.core.objectives import Classification
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE

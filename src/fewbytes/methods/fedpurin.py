@@ -23,9 +23,8 @@ from torch import nn
 
 from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
 from fewbytes.base.state import State, load_state, state_of, trained_parameters
-from fewbytes.core.aggregation import Vote
 from fewbytes.core.method import Method
-from fewbytes.core.network import Made, Network
+from fewbytes.core.network import Made, Network, Vote
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.rules import ENTRY_RULES

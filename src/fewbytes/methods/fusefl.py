@@ -30,9 +30,8 @@ from fewbytes.base.ranges import ANEW, EXACT, Count, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import untouched
 from fewbytes.core.admission import check_like, norm
-from fewbytes.core.aggregation import Vote
 from fewbytes.core.method import Method
-from fewbytes.core.network import Network
+from fewbytes.core.network import Network, Vote
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promises import Promises

@@ -21,7 +21,8 @@ from fewbytes.base.ranges import NotNegative, Positive, Share
 from fewbytes.base.state import in_training, state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.objective import Objective
+from fewbytes.core.objectives import Classification
 from fewbytes.core.problem import Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -14,36 +15,50 @@ from fewbytes.models.hugging_face import head_of_transformer
 from fewbytes.models.lora import Lora
 
 
-def with_adapters(model: nn.Module, lora: Lora, head: bool) -> nn.Module:
-    """The model with adapters, A drawn from torch's generator and B zero, and all else frozen; with `head` its last
-    layer is trained, too, whole. Changes `model`. Raises UserError if it has no such modules."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise UserError("lora needs peft: pip install 'fewbytes[adapters]'") from None
-    last = [module for top in _head(model) for module in top.modules()]
-    names = [
-        name
-        for name, module in model.named_modules()
-        if name
-        and not any(module is each for each in last)
-        and (_meant(name, lora.targets) if lora.targets else _takes(module) and not _in_attention(model, name))
-    ]
-    if not names:
-        said = f"module called {' or '.join(lora.targets)}" if lora.targets else "Linear or convolution but the last"
-        raise UserError(f"a {type(model).__name__} has no {said}: lora has nothing to adapt")
-    exactly = "|".join(map(re.escape, names))
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=exactly)
-    model.requires_grad_(False)
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of what it finds out by itself
-            inject_adapter_in_model(config, model)
-    except Exception as error:  # modules that peft cannot adapt
-        raise UserError(f"lora cannot be added to a {type(model).__name__}: {one_line(error)}") from None
-    for module in last if head else ():
-        module.requires_grad_(True)
-    return model
+@dataclass(frozen=True)
+class Adapters:
+    """Adapters by these terms, as a problem holds them."""
+
+    lora: Lora
+
+    def added(self, model: nn.Module, head: bool) -> nn.Module:
+        """The model with adapters, A drawn from torch's generator and B zero, and all else frozen; with `head` its last
+        layer is trained, too, whole. Changes `model`. Raises UserError if it has no such modules."""
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                from peft import LoraConfig, inject_adapter_in_model
+        except ImportError:
+            raise UserError("lora needs peft: pip install 'fewbytes[adapters]'") from None
+        last = [module for top in _head(model) for module in top.modules()]
+        names = [
+            name
+            for name, module in model.named_modules()
+            if name
+            and not any(module is each for each in last)
+            and (
+                _meant(name, self.lora.targets)
+                if self.lora.targets
+                else _takes(module) and not _in_attention(model, name)
+            )
+        ]
+        if not names:
+            said = (
+                f"module called {' or '.join(self.lora.targets)}"
+                if self.lora.targets
+                else "Linear or convolution but the last"
+            )
+            raise UserError(f"a {type(model).__name__} has no {said}: lora has nothing to adapt")
+        exactly = "|".join(map(re.escape, names))
+        config = LoraConfig(r=self.lora.rank, lora_alpha=self.lora.alpha, target_modules=exactly)
+        model.requires_grad_(False)
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of what it finds out by itself
+                inject_adapter_in_model(config, model)
+        except Exception as error:  # modules that peft cannot adapt
+            raise UserError(f"lora cannot be added to a {type(model).__name__}: {one_line(error)}") from None
+        for module in last if head else ():
+            module.requires_grad_(True)
+        return model
 
 
 def _meant(name: str, targets: Sequence[str]) -> bool:

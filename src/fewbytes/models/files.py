@@ -29,7 +29,7 @@ from fewbytes.base.state import (
     trained_entries,
 )
 from fewbytes.base.streams import seeded
-from fewbytes.models.adapters import with_adapters
+from fewbytes.models.adapters import Adapters
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.chain import resized_network
 from fewbytes.models.ensemble import LogitMean, logit_mean
@@ -143,7 +143,7 @@ def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
     def make(client: int) -> nn.Module:
         with seeded(about.get("seed", 0), "first model", build.architecture(client)):
             model = build(client)
-            return model if lora is None else with_adapters(model, lora, head=learns != "tokens")
+            return model if lora is None else Adapters(lora).added(model, head=learns != "tokens")
 
     return make
 

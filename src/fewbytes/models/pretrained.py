@@ -19,6 +19,7 @@ from fewbytes.base.named import places
 from fewbytes.base.state import State, copied, load_state
 from fewbytes.base.unfolded import check_unfolded
 from fewbytes.models.features import PooledFeatures
+from fewbytes.models.protocol import Weights
 
 LISTED = 3  # names that a line for people has
 
@@ -90,7 +91,7 @@ def read_pretrained(name: str) -> Pretrained:
     return Pretrained(name, entries, blake3(save(dict(sorted(entries.items())))).hexdigest()[:32])
 
 
-def check_fits(pretrained: Pretrained, models: Sequence[nn.Module]) -> None:
+def check_fits(pretrained: Weights, models: Sequence[nn.Module]) -> None:
     """Raises UserError if nothing of the weights fits any of the models."""
     if not any(pretrained.fitting(model) for model in models):
         raise UserError(

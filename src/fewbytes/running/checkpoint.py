@@ -18,7 +18,8 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.files import check_own, make_durable, replacing
 from fewbytes.core.method import Method
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
+from fewbytes.core.task import Task
 from fewbytes.data.split import transform_name
 from fewbytes.engines.base import Engine, Named, Resumed
 from fewbytes.engines.downlink import Heard, Line

@@ -16,7 +16,8 @@ from fewbytes.base.files import make_durable, write_text
 from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id
+from fewbytes.core.task import Task
 from fewbytes.engines.base import Engine
 from fewbytes.running.checkpoint import Checkpoint, Checkpoints, Progress, check, fingerprint, read_checkpoint
 from fewbytes.running.folder import begin_folder, forget_result

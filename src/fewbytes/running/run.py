@@ -9,8 +9,8 @@ from fewbytes.base.errors import UserError, named
 from fewbytes.core.method import Method, check_state
 from fewbytes.core.policy import Policy
 from fewbytes.core.privacy import accounting, check_models
-from fewbytes.core.problem import Task
 from fewbytes.core.rules import Rule
+from fewbytes.core.task import Task
 from fewbytes.core.trial import check_models as check_first_models
 from fewbytes.core.trial import try_models
 from fewbytes.running.rounding import check_rounding

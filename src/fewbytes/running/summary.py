@@ -18,7 +18,7 @@ from fewbytes.base.files import replacing
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.policy import ABSENT
-from fewbytes.core.problem import Task
+from fewbytes.core.task import Task
 from fewbytes.data.clients import FederatedData
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.running.promises.joiners import refusals

@@ -8,9 +8,8 @@ from typing import Any, Self
 from torch import nn
 
 from fewbytes.base.state import State
-from fewbytes.core.method import Method
+from fewbytes.core.method import Asked, Method
 from fewbytes.core.objective import Objective
-from fewbytes.core.problem import Task
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -72,7 +71,7 @@ class Around(Method):
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
         return self.inner.remodel(model, seed)
 
-    def adapted(self, task: Task) -> Task:
+    def adapted(self, task: Asked) -> Asked:
         return self.inner.adapted(task)
 
     def client(self, site: Site) -> Any:

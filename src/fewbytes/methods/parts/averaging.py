@@ -15,7 +15,8 @@ from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Hooks, Local
-from fewbytes.wire import Dense, payload
+from fewbytes.wire.dense import Dense
+from fewbytes.wire.fields import payload
 
 
 @payload

@@ -15,7 +15,7 @@ from fewbytes.base.ranges import COUNTS, EXACT
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import seed_torch
 from fewbytes.core.admission import check_like
-from fewbytes.core.aggregation import Vote
+from fewbytes.core.network import Vote
 from fewbytes.core.problem import Id
 from fewbytes.core.training import Local, fit
 from fewbytes.models.blocks import linear_of

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
 from fewbytes.base.state import EntryMeans, State
-from fewbytes.core.aggregation import VOTERS, Vote
+from fewbytes.core.aggregation import VOTERS
+from fewbytes.core.network import Vote
 
 WORDS_AT_ONCE = 1 << 17  # of all masks, 64 bits each, that are compared: a megabyte stays near the processor
 

@@ -15,7 +15,8 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import HELD, LEARNT, Samples
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.admission import check_like
-from fewbytes.core.aggregation import VOTERS, Vote
+from fewbytes.core.aggregation import VOTERS
+from fewbytes.core.network import Vote
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local

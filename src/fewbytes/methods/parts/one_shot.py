@@ -15,7 +15,8 @@ from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seed_all, untouched
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.objective import Objective
+from fewbytes.core.objectives import Classification
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import Positive
 from fewbytes.base.rate import Way
-from fewbytes.core.method import Method
+from fewbytes.core.method import Asked, Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promise import Privacy
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
@@ -139,7 +139,7 @@ class SecureAggregation(Around):
     def roundable(self, way: Way) -> bool:
         return False  # what travels is whole numbers
 
-    def promising(self, task: Task, dp: Privacy | str | None, rounds: int) -> Task:
+    def promising(self, task: Asked, dp: Privacy | str | None, rounds: int) -> Asked:
         """As any method's. Raises UserError for a promise to clients."""
         made = super().promising(task, dp, rounds)
         if dp is not None and made.problem.privacy is None:

@@ -1,0 +1,58 @@
+"""What a run takes of states that clients send: their mean, what its rule says, or a mean under noise."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fewbytes.base.errors import MethodError, with_article
+from fewbytes.base.state import EntryMeans, Mean, State
+from fewbytes.core.aggregation import RobustMean, norm_clipped, vote
+from fewbytes.core.network import Vote
+from fewbytes.core.privacy import Bytes, ClientPrivacy, PrivateMean
+from fewbytes.core.rules import VOTES, Rule
+
+
+@dataclass(frozen=True)
+class Means:
+    """By a run's rule, or its promise to clients; see `Network`.
+
+    `refused`: how many clients' replies were refused in this step, or are no longer asked for. `release`: counts a
+    noisy mean, and gives how many clients were asked for it and what its noise is drawn from.
+    """
+
+    rule: Rule
+    privacy: ClientPrivacy | None
+    refused: Callable[[], int]
+    release: Callable[[], tuple[int, Bytes]]
+
+    def mean(self, around: State | None) -> Mean | RobustMean | PrivateMean:
+        """See `Network.mean`."""
+        _check_around(around)
+        if self.privacy is not None:
+            return PrivateMean(self.privacy, around, self.release)
+        return Mean() if self.rule == Rule() else RobustMean(self.rule, around, self.refused)
+
+    def entry_means(self, around: State | None, few: bool) -> EntryMeans | RobustMean | PrivateMean:
+        """See `Network.entry_means`."""
+        _check_around(around)
+        if self.privacy is not None:
+            return PrivateMean(self.privacy, around, self.release)
+        return EntryMeans() if self.rule == Rule() else RobustMean(self.rule, around, self.refused, few)
+
+    def clipped(self, states: Sequence[State]) -> Sequence[State]:
+        """See `Network.clipped`."""
+        return states if self.rule == Rule() else norm_clipped(states, {}, self.rule.largest)
+
+    def votes(self) -> Vote | None:
+        """See `Network.votes`."""
+        return functools.partial(vote, part=self.rule.number) if self.rule.name in VOTES else None
+
+
+def _check_around(around: State | None) -> None:
+    if around is not None and not isinstance(around, Mapping):
+        raise MethodError(
+            "a mean is asked for, added to (mean.add(state, weight), for each reply) and called; what it is given is "
+            f"what clients were sent, by name, not {with_article(type(around))}"
+        )
