@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import sklearn.cluster  # noqa: F401 (what it imports asks for the platform)
 import torch
 from cases import CASES, Chain, OwnNet, TinyNet
 from flower_grid import MemoryGrid
@@ -215,6 +214,8 @@ def _whole(state: dict[str, Tensor]) -> Masked:
 @contextmanager
 def lying(change: Callable[[int, Any], Any]) -> Iterator[None]:
     """Every reply of a client as `change(client, reply)`."""
+    import sklearn.cluster  # noqa: F401 (what it imports asks for the platform)
+
     run, pack = Runner.run, handlers.pack
     who: list[int] = []  # whose handler runs
 

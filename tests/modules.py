@@ -1,11 +1,15 @@
-"""The package's modules, and what each imports."""
+"""The package's modules, what each imports, and packages that some tests need."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import importlib.util
 import re
 from collections.abc import Collection
 from pathlib import Path
+
+import pytest
 
 import fewbytes
 
@@ -24,6 +28,7 @@ PRIVATE = "fewbytes.flower.private"
 """The package that may use other parts of Flower, and private ones of Ray."""
 
 
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Every module that a file imports, also inside functions and for types alone."""
     found = set()
@@ -67,3 +72,10 @@ def closure(module: str, within: Collection[str]) -> set[str]:
 
 def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
+
+
+def needs(*packages: str) -> None:
+    """Skips a file of tests where one of `packages` is not installed, and imports none: collecting tests is quick."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed", allow_module_level=True)

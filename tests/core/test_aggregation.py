@@ -10,8 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.optimize import minimize
-from scipy.stats import trim_mean
 
 import fewbytes as fb
 from fewbytes.core.aggregation import (
@@ -120,6 +118,8 @@ def test_krums_score_is_the_papers(values, liars):
 @given(rows(), st.integers(0, 4))
 @settings(deadline=None)
 def test_median_and_trimmed_mean_are_numpys_and_scipys(values, cut):
+    from scipy.stats import trim_mean
+
     assert np.allclose(flat(median(states_of(values))), np.median(values.astype(float), 0), rtol=1e-6, atol=1e-6)
     n = len(values)
     cut = min(cut, (n - 1) // 2)
@@ -138,6 +138,8 @@ def test_what_is_trimmed_is_rounded_up_and_one_value_stays(part, n, mean):
 @given(st.integers(0, 1000), st.integers(3, 9))
 @settings(deadline=None, max_examples=30)
 def test_no_point_is_nearer_to_all_than_the_geometric_median(seed, n):
+    from scipy.optimize import minimize
+
     g = np.random.default_rng(seed)
     values, weights = g.standard_normal((n, 4)), g.integers(1, 50, n)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from flower_grid import MemoryGrid
+from modules import needs
 from PIL import Image, ImageDraw
 from runs import fingerprint
 
@@ -33,7 +34,7 @@ from fewbytes.models import build_model
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
-pytest.importorskip("yolox", reason="the extra `detection` is not installed")
+needs("yolox")
 
 SIZE = 64
 COLOURS = {3: (220, 30, 30), 7: (30, 60, 230)}  # of the rectangles of each category

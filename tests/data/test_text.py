@@ -6,15 +6,13 @@ import json
 import shutil
 from dataclasses import replace
 
-import pytest
-
-pytest.importorskip("transformers", reason="transformers is not installed")
-
 import pandas as pd
+import pytest
 import torch
 from commands import fewbytes
 from flower_grid import MemoryGrid
 from language import LENGTH, TEXT, write_language_model, write_texts, write_tokenizer
+from modules import needs
 
 import fewbytes as fb
 from fewbytes.base.language import read_tokenizer, tokenizer_digest
@@ -25,6 +23,8 @@ from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower import apps as flower_apps
 from fewbytes.flower.network import Exchange
+
+needs("transformers")
 
 
 @pytest.fixture(scope="module")

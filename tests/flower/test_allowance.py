@@ -12,14 +12,16 @@ from torch import nn
 import fewbytes as fb
 
 pytest.importorskip("flwr", reason="Flower is not installed")
-pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install 'fewbytes[dp]'")
 
 from flower_grid import MemoryGrid, run
+from modules import needs
 
 from fewbytes.engines.handlers import Job
 from fewbytes.flower.allowance import Allowed
 from fewbytes.flower.apps import client_app
 from fewbytes.flower.node import CLIENTS, DIFFERENT, Allows, Node, Order, digest, in_common
+
+needs("dp_accounting")
 
 METHOD = CASES["fedavg"]
 PROMISE = "of=samples,epsilon=8,delta=1e-5,clip=1.0"

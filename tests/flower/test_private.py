@@ -24,7 +24,6 @@ import httpx
 import pytest
 import typer
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.superlink.grid import http_grid
 from modules import DOCUMENTED, MODULES, PRIVATE, parts_of, private_parts
 
 from fewbytes.base.errors import UserError
@@ -497,6 +496,8 @@ def test_where_no_ray_cluster_is_one_line_says_so(address, says, monkeypatch):
 
 
 def test_which_errors_say_that_a_node_is_away():
+    from flwr.superlink.grid import http_grid
+
     broken_off = "Reply message objects are unavailable. The sender may not have completed the upload before …"
     words = [line.strip().strip('"') for line in inspect.getsource(http_grid).splitlines()]
     assert broken_off.partition(" The ")[2].startswith(

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from modules import needs
 from safetensors.torch import load_file, save_file
 
 from fewbytes.base.errors import UserError
 from fewbytes.generators import ImageGenerator, load_generator
 from fewbytes.generators.diffusion import StableDiffusion
 
-diffusers = pytest.importorskip("diffusers", reason="Stable Diffusion needs the extra `generators`")
-transformers = pytest.importorskip("transformers", reason="Stable Diffusion needs the extra `generators`")
+needs("diffusers", "transformers")
 
 WORDS = ["<|startoftext|>", "<|endoftext|>", *"acdgot", *(f"{letter}</w>" for letter in "acdgot")]
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
@@ -27,6 +27,9 @@ WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pipeline of 16 x 16 images, as diffusers saves it."""
+    import diffusers
+    import transformers
+
     folder = tmp_path_factory.mktemp("pipeline")
     (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(WORDS)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")

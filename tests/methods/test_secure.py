@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import ROUNDS, fingerprint
 from safetensors.torch import load_file
-from scipy.stats import chi2
 from torch import Tensor, nn
 
 import fewbytes as fb
@@ -422,6 +421,8 @@ def words_of(reply: Trained) -> masks.Words:
 
 def is_noise(words: masks.Words) -> bool:
     """Whether bytes are as often each of the 256 as chance has it (of a million of noise one is not)."""
+    from scipy.stats import chi2
+
     counts = np.bincount(words.view(np.uint8), minlength=256)
     expected = counts.sum() / 256
     return bool(chi2.sf(float(((counts - expected) ** 2).sum() / expected), 255) > 1e-6)

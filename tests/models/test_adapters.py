@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-
-pytest.importorskip("peft", reason="peft is not installed")
-pytest.importorskip("transformers", reason="transformers is not installed")
-
 import torch
 from cases import TinyNet, tiny_data
 from commands import fewbytes
 from language import LENGTH, TOKENS, write_language_model, write_texts, write_tokenizer
+from modules import needs
 from runs import fingerprint
 from safetensors import safe_open
 from torch import nn
@@ -29,6 +26,8 @@ from fewbytes.models.adapters import Adapters
 from fewbytes.models.build import build_model
 from fewbytes.models.lora import Lora
 from fewbytes.running.checkpoint import fingerprint as of_configuration
+
+needs("peft", "transformers")
 
 METHOD = {"epochs": 1, "lr": 0.1, "batch": 16}
 

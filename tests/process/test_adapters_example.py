@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from commands import fewbytes
+from modules import needs
 from runs import PATIENCE
 
-pytest.importorskip("peft", reason="peft is not installed")
-pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+needs("peft", "tokenizers")
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "05_adapters"
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from commands import fewbytes
 from hosts import ADDRESS, Hosts, permitted
+from modules import needs
 from runs import PATIENCE, fingerprint, lines, until
 
-pytest.importorskip("ray", reason="Ray is not installed: no simulation")
+needs("ray")
 pytestmark = [
     pytest.mark.skipif(not permitted(), reason="this machine lets nobody make hosts (unshare, ip link): no cluster"),
 ]

@@ -7,9 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 from runs import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +24,9 @@ def test_a_notebook_is_its_page(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_notebook_runs(page, tmp_path, monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     made = nbformat.read(ROOT / "docs" / "notebooks" / f"{page.stem}.ipynb", as_version=4)
     NotebookClient(made, timeout=PATIENCE, resources={"metadata": {"path": str(tmp_path)}}).execute()
