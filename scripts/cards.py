@@ -23,7 +23,7 @@ from fewbytes.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 CARDS = ROOT / "docs" / "methods"
-VIEWS = ((1, "each client's own model"), (2, "one model for all"))
+VIEWS = ((1, "each client's own model"), (2, "global model"))
 GREY, COLOUR = "#8a8f98", "#2f81f7"  # legible on white and on black
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "fewbytes", "font.family": "sans-serif", "font.size": 10,

@@ -97,7 +97,7 @@ def row(name: str, runs: list[Run], link: str) -> str:
 
 
 def table(found: dict[str, list[Run]], names: list[str], link: str) -> list[str]:
-    heads = ["method", "each client's own model", "one model for all", "MB up", "MB down"]
+    heads = ["method", "each client's own model", "global model", "MB up", "MB down"]
     return [
         f"| {' | '.join(heads)} |",
         "| --- | ---: | ---: | ---: | ---: |",

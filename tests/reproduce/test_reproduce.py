@@ -116,13 +116,13 @@ def test_the_papers_order_is_seen_where_differences_by_seed_bear_it() -> None:
     assert order([lower, upper]).sentence(3).startswith("The paper's order of rows is seen: of 1 pairs")
     several = [lower, upper, given("c", "x", 70, 30, 30, 30)]
     assert order(several).sentence(3) == (
-        "The paper's order of rows is seen in part: of 3 pairs that it tells apart 1 stand as there, 2 the other way "
-        "round, 0 are too close to tell."
+        "The paper's order of rows is seen in part: of 3 pairs that it ranks, 1 agree, 2 are reversed, "
+        "0 are too close to tell."
     )
     assert (
         order([given("a", "x", 1, 5), given("b", "x", 2, 5)])
         .sentence(1)
-        .startswith("The paper's order of rows cannot be told: of 1 pairs")
+        .startswith("The paper's order of rows cannot be determined: of 1 pairs")
     )
 
 
@@ -160,8 +160,8 @@ def test_a_claim_says_what_it_has_not_compared() -> None:
         "so far seen, by one seed"
     )
     assert order([above, given("a", "x", 50, 40, 60), not_run]).sentence(2) == (
-        "The paper's order of rows is seen so far: of 1 pairs that it tells apart 1 stand as there, 0 the other way "
-        "round, 0 are too close to tell; 1 more are not run."
+        "The paper's order of rows is seen so far: of 1 pairs that it ranks, 1 agree, 0 are reversed, "
+        "0 are too close to tell; 1 more are not run."
     )
 
 

@@ -20,7 +20,7 @@ KINDS = {
     "one model for all": "all clients share one model, updated every round",
     "a model for each client": "each client keeps its own model, meant for its own data",
     "models may differ": "clients may have models of different architectures",
-    "one shot": "clients send once, or once a stage; a number of rounds of the method's own",
+    "one shot": "clients send once, or once per stage; the method sets the number of rounds",
 }
 """The kinds of methods, in the order in which they are listed."""
 USUAL = {

@@ -64,9 +64,7 @@ class DGC(Method):
     warmup: Whole = 0  # rounds until it is: density^(t / (warmup + 1)) in round t before; the paper has 4
     norm: NotNegative = 0.0  # to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
 
-    promises = Promises(
-        sends="the 32nd part of its change that is largest", aggregates=VECTOR_RULES, protects={"clients"}
-    )
+    promises = Promises(sends="the largest 1/32 of its change", aggregates=VECTOR_RULES, protects={"clients"})
 
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)

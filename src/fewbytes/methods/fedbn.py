@@ -36,7 +36,7 @@ class FedBN(Method):
     local: Local = Local(epochs=1, lr=0.01, batch=32)
 
     promises = Promises(
-        sends="its model but batch normalisation",
+        sends="its model without batch normalisation",
         headline="personalised",
         aggregates=EVERY_RULE,
         protects={"clients", "samples"},

@@ -51,7 +51,7 @@ class FedBuff(Method):
     server_lr: Positive = 1.0  # eta_g
     discount: NotNegative = 0.5  # a; 0: old changes count as new ones
 
-    promises = Promises(sends="its change of the model, when it is done", streams=True, aggregates=EVERY_RULE)
+    promises = Promises(sends="its change of the model, when it has finished", streams=True, aggregates=EVERY_RULE)
 
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), buffer=min(self.buffer, 5))  # of ten clients, if nobody says how many

@@ -61,7 +61,7 @@ class FedCAMS(Method):
     epsilon: Positive = 1e-3  # the least v^
     server_lr: Positive = 1.0  # eta
 
-    promises = Promises(sends="the signs of its change, a bit each", aggregates=EVERY_RULE, protects={"clients"})
+    promises = Promises(sends="the signs of its change, one bit each", aggregates=EVERY_RULE, protects={"clients"})
 
     def server(self, problem: Problem) -> Moments:
         first = compressed.first_server_model(problem)

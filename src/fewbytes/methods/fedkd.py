@@ -75,7 +75,7 @@ class FedKD(Method):
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
 
     promises = Promises(
-        sends="the singular values of a small model that all share",
+        sends="the singular values of a small shared model",
         headline="personalised",
         models_differ=True,
         float32_only=True,

@@ -77,7 +77,9 @@ class FedLPS(Method):
     ratio: BelowOne = 0.8  # p, the part of the channels that is pruned
     ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
 
-    promises = Promises(sends="what is left of a pruned model", headline="personalised", aggregates=VECTOR_RULES)
+    promises = Promises(
+        sends="the remaining values of a pruned model", headline="personalised", aggregates=VECTOR_RULES
+    )
 
     def server(self, problem: Problem) -> Settling:
         model = problem.first_model()

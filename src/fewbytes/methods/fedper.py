@@ -39,7 +39,7 @@ class FedPer(Method):
     buffers: Literal["averaged", "local"] = "local"  # batch-norm statistics
 
     promises = Promises(
-        sends="its model but the classifier",
+        sends="its model without the classifier",
         headline="personalised",
         aggregates=EVERY_RULE,
         protects={"clients", "samples"},

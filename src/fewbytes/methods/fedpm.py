@@ -73,7 +73,9 @@ class FedPM(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=3, lr=0.1, batch=20, optimiser="adam")  # on the scores
 
-    promises = Promises(sends="one bit a weight: which of a random network's to keep", aggregates=EVERY_RULE)
+    promises = Promises(
+        sends="one bit per weight: whether to keep this weight of a random network", aggregates=EVERY_RULE
+    )
 
     def server(self, problem: Problem) -> MaskProbabilities:
         model = problem.first_model()

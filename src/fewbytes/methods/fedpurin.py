@@ -89,7 +89,7 @@ class FedPURIN(Method):
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)  # E, eta
 
     promises = Promises(
-        sends="the half of its values that matter most, and a bit mask", headline="sparse", aggregates=ENTRY_RULES
+        sends="the half of its values that matters most, and a bit mask", headline="sparse", aggregates=ENTRY_RULES
     )
 
     def server(self, problem: Problem) -> Counts:

@@ -49,7 +49,7 @@ class FedRep(Method):
     head_epochs: Count = 10  # tau, before those of the body; steps if these are counted, as in Algorithm 1
 
     promises = Promises(
-        sends="its model but the classifier",
+        sends="its model without the classifier",
         headline="personalised",
         aggregates=EVERY_RULE,
         protects={"clients"},

@@ -58,7 +58,7 @@ class FML(Method):
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
 
     promises = Promises(
-        sends="a small model that all share",
+        sends="a small shared model",
         headline="personalised",
         models_differ=True,
         brings_loss=True,

@@ -70,7 +70,7 @@ class SCAFFOLD(Method):
     local: Local = Local(epochs=1, lr=0.01, batch=10)  # eta_l
     server_lr: Positive = 1.0  # eta_g
 
-    promises = Promises(sends="its whole model, and a control variate as large", aggregates=EVERY_RULE)
+    promises = Promises(sends="its whole model, and a control variate of the same size", aggregates=EVERY_RULE)
 
     def server(self, problem: Problem) -> ControlledModel:
         model = problem.first_model()

@@ -59,7 +59,9 @@ class SmartIdx(Method):
     patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # sign patterns that are frequent, at most
 
     promises = Promises(
-        sends="the largest of its change, where it can whole kernels", aggregates=VECTOR_RULES, protects={"clients"}
+        sends="the largest values of its change, as whole kernels where possible",
+        aggregates=VECTOR_RULES,
+        protects={"clients"},
     )
 
     def server(self, problem: Problem) -> ServerModel:

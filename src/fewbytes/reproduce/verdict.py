@@ -32,8 +32,8 @@ def side(these: Mapping[int, float], those: Mapping[int, float], times: float = 
 
 @dataclass(frozen=True)
 class Order:
-    """Pairs of rows that the paper tells apart, column by column, or of columns where there is but one row: as there,
-    the other way round, too close to tell, and not run."""
+    """Pairs of rows that the paper ranks, column by column, or of columns if there is only one row: those that agree,
+    are reversed, too close to tell, and not run."""
 
     as_there: int = 0
     otherwise: int = 0
@@ -50,16 +50,16 @@ class Order:
         if self.otherwise:
             seen = "is seen in part" if self.as_there else "is not seen"
         elif self.as_there:
-            seen = "is seen, as far as it can be told" if self.close else "is seen"
+            seen = "is seen, as far as it can be determined" if self.close else "is seen"
         else:
-            seen = "cannot be told"
+            seen = "cannot be determined"
         if self.so_far or self.missing:
             seen += " so far"
         pairs = self.as_there + self.otherwise + self.close
-        counts = f"{self.as_there} stand as there, {self.otherwise} the other way round, {self.close} "
+        counts = f"{self.as_there} agree, {self.otherwise} are reversed, {self.close} "
         close = "are too close to tell" if seeds > 1 else "are equal, by one seed"
         more = f"; {self.missing} more are not run" if self.missing else ""
-        return f"The paper's order of {self.of} {seen}: of {pairs} pairs that it tells apart {counts}{close}{more}."
+        return f"The paper's order of {self.of} {seen}: of {pairs} pairs that it ranks, {counts}{close}{more}."
 
 
 def order(found: Sequence[CellRuns]) -> Order:

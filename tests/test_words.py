@@ -1,0 +1,93 @@
+"""The words of the documents: those of the field. CONTRIBUTING's table says which word stands for which old one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLACES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "examples/**/*.md")
+"""What is read. Source files may join: `src/fewbytes/codec/*.py`."""
+DIALECT = {
+    "a page of it": r"\bmakes? a page of\b",
+    "alike, unlike": r"\bor alike\b|\bunlike (?:clients|shares|speeds|things)\b",
+    "anew": r"\banew\b",
+    "bear": r"\bbears?\b(?! in mind)|\bbore\b",
+    "blamed": r"\bblamed\b",
+    "but once": r"\bbut once\b",
+    "by itself": r"\bby (?:itself|themselves)\b",
+    "card": r"\b(?:a|each|every|its|one|the|\w+'s) cards?\b(?! of)|\]\(fed\w+ card\b",
+    "come to": r"\b(?:what|it|they) (?:\w+ )?(?:comes?|came) to\b|\bwhat came of\b",
+    "dealt out": r"\bdealt\b|\bdeals? (?:it |them |data )?out\b",
+    "gaps": r"\bgaps (?:between|of) (?:indices|ones|places)\b",
+    "go on": r"\bgo(?:es|ing|ne)? on\b|\bwent on\b",
+    "left alone": r"\bleft alone\b",
+    "levels": r"\b(?:how large|a tensor's|coded|quantised) levels\b",
+    "lie, liar": r"\b(?:liars?|lied)\b|\blying client|\b(?:client|frame|replie|server)s? (?:that |who )?lies?\b",
+    "mend": r"\bmend(?:s|ed)?\b",
+    "nobody trains on": r"\bwhich nobody trains on\b",
+    "one model for all": r"\bthe one model for all\b|\bmodel that all share\b",
+    "perhaps": r"\bperhaps\b",
+    "said": r"\b(?:and|are|be|been|is|was|were) said\b",
+    "slips": r"\bslips?\b",
+    "so many": r"\b(?:first|last) so many\b|\bover so many\b",
+    "strange": r"\bstrange\b",
+    "tells": r"\btells? (?:all|how|of|what|yours)\b|\brounds tell\b",
+    "told": r"\btold(?= ?[,.;:)]| in a note| at (?:first|the end))|\bunless told otherwise\b",
+    "what goes wrong": r"\bwhat goes wrong\b",
+    "who is there": r"\bwho is there\b",
+    "who, what as a subject": r"(?<=[.:;] )Who (?!are|can|did|does|is|may|sees)\w+ \w",
+}
+"""By row of CONTRIBUTING's table the old word, with the context that makes it dialect."""
+
+
+def prose(path: Path) -> str:
+    """What a file says, in one line: of Markdown without code, of the changelog its last section only."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".md":
+        text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+    if path.name == "CHANGELOG.md":
+        text = text.split("\n## ")[1]
+    if path.name == "CONTRIBUTING.md":
+        text = re.sub(r"\n## Words\n.*?(?=\n## )", "", text, flags=re.DOTALL)
+    return " ".join(text.split())
+
+
+def old_words(text: str) -> list[str]:
+    """The old words in a text, each with what stands around it."""
+    found = (match for pattern in DIALECT.values() for match in re.finditer(pattern, text, re.IGNORECASE))
+    return [text[max(0, match.start() - 30) : match.end() + 30] for match in found]
+
+
+DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place)})
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_document_has_none_of_the_old_words(path):
+    assert not old_words(prose(path))
+
+
+def test_every_old_word_is_a_row_of_the_table_with_its_replacement():
+    section = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("\n## Words\n")[2].partition("\n## ")[0]
+    assert DIALECT.keys() <= set(re.findall(r"^\| (.+?) \| .+ \|$", section, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The digits are dealt out to ten clients.",
+        "Rules that bear liars.",
+        "The same command goes on.",
+        "The rate is drawn anew. Who copies these files undoes that.",
+        "What differs is told at the end.",
+    ],
+)
+def test_an_old_word_is_found(text):
+    assert old_words(text)
+
+
+def test_honest_uses_are_not_counted():
+    assert not old_words("Splits at any level of a tree. A graphics card. Files lie beside each other. Who is asked?")
