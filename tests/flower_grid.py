@@ -18,8 +18,8 @@ from runs import ROUNDS
 
 import fewbytes as fb
 from fewbytes.flower.apps import client_app, serve_run
+from fewbytes.flower.link import Exchange
 from fewbytes.flower.messages import read_content
-from fewbytes.flower.network import Exchange
 from fewbytes.flower.node import Order
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings

@@ -26,7 +26,7 @@ from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.engines import base, handlers
 from fewbytes.engines.handlers import Runner
 from fewbytes.flower.apps import client_app, serve_run
-from fewbytes.flower.network import Exchange
+from fewbytes.flower.link import Exchange
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.running.run import Run

@@ -49,7 +49,7 @@ from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.children import family_of
 from fewbytes.flower.fleet import Fleet
-from fewbytes.flower.network import Exchange
+from fewbytes.flower.link import Exchange
 from fewbytes.flower.private.supernode import retrying_more
 from fewbytes.flower.processes import Processes
 from fewbytes.running.run import Run

@@ -36,7 +36,7 @@ from runs import fingerprint
 import fewbytes as fb
 from fewbytes.core.ledger import OUTCOMES
 from fewbytes.flower.apps import client_app, serve_run
-from fewbytes.flower.network import Exchange
+from fewbytes.flower.link import Exchange
 from fewbytes.flower.private.errors import NODE_UNAVAILABLE
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings

@@ -24,10 +24,12 @@ from fewbytes.base.state import EntryMeans
 from fewbytes.base.streams import stream
 from fewbytes.core.ledger import OUTCOMES
 from fewbytes.core.objectives import objective_for
+from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.records import Gathered, Records
 from fewbytes.core.training import batches, fit
-from fewbytes.engines.local import LocalEngine
+from fewbytes.engines.local import local_engine
 from fewbytes.engines.store import ClientStore
+from fewbytes.engines.terms import Terms
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.wire import unpack
 
@@ -89,9 +91,9 @@ class Probe(fb.Method):
 
 @pytest.fixture(params=[1, 3])
 def net(request, tmp_path):
-    with LocalEngine(Probe(), tiny_task(clients=6), tmp_path / "clients", workers=request.param) as network:
-        network.begin(1)
-        yield network
+    with local_engine(Terms(Probe(), tiny_task(clients=6), tmp_path), workers=request.param) as engine:
+        engine.begin(1)
+        yield engine
 
 
 def test_replies_come_in_the_order_asked(net):
@@ -109,12 +111,12 @@ def test_each_client_may_get_its_own_message_and_keeps_its_state(net):
 
 
 def test_randomness_is_named_not_sequenced(net):
-    once = {i: r.noise for i, r in net.network.call(net.method.ask, to=net.clients, send=Question(0))}
-    again = {i: r.noise for i, r in net.network.call(net.method.ask, to=reversed(net.clients), send=Question(0))}
+    once = {i: r.noise for i, r in net.network.call(net.method.ask, to=net.roster.clients, send=Question(0))}
+    again = {i: r.noise for i, r in net.network.call(net.method.ask, to=reversed(net.roster.clients), send=Question(0))}
     assert once == again
     assert len(set(once.values())) == len(once)
     net.begin(2)
-    assert {r.noise for _, r in net.network.call(net.method.ask, to=net.clients, send=Question(0))} != set(
+    assert {r.noise for _, r in net.network.call(net.method.ask, to=net.roster.clients, send=Question(0))} != set(
         once.values()
     )
 
@@ -125,14 +127,14 @@ def test_one_call_at_a_time(net):
     with pytest.raises(fb.MethodError, match="not read"):
         list(net.network.call(net.method.ask, to=[2], send=Question(0)))
     with pytest.raises(fb.MethodError, match="not read"):
-        net.idle()
+        net.scheduler.idle()
 
 
 @pytest.mark.parametrize("to", [[0, 1], []])
 def test_a_call_that_is_never_read_is_told(net, to):
     net.network.call(net.method.ask, to=to, send=Question(0))  # its iterator is gone at once
     with pytest.raises(fb.MethodError, match="'ask' was not read"):
-        net.idle()
+        net.scheduler.idle()
     with pytest.raises(fb.MethodError, match="'ask' was not read"):
         net.network.call(net.method.ask, to=[2], send=Question(0))
     assert len(net.ledger) == 0
@@ -142,7 +144,7 @@ def test_a_call_may_be_handed_on_before_it_is_read(net):
     replies = net.network.call(net.method.ask, to=[0, 1], send=Question(1))
     numbers = (reply.number for _, reply in replies)
     assert list(numbers) == [101, 111]
-    net.idle()
+    net.scheduler.idle()
 
 
 @pytest.mark.parametrize("phase", ["start", "join", "round", "finish"])
@@ -160,7 +162,25 @@ def test_a_run_whose_method_forgets_to_read_a_call_ends_in_an_error(phase):
 
 def test_what_a_handler_raises_names_client_round_and_handler(net):
     with pytest.raises(fb.MethodError, match=r"client 2, round 1, .*'fails': ValueError: no such thing"):
-        net.network.tell(net.method.fails, to=net.clients)
+        net.network.tell(net.method.fails, to=net.roster.clients)
+
+
+def test_of_a_call_that_too_few_answer_the_others_did_nothing(tmp_path):
+    class Doubtful(Probe):
+        def doubts(self, state: Count, message: None, site: fb.Site) -> Answer:
+            state.asked += 1
+            return Answer(state.asked, float("nan") if site.me < 2 else 0.0)
+
+    terms = Terms(Doubtful(), tiny_task(clients=6), tmp_path, policy=fb.Policy(min_replies=0.8))
+    for workers in (1, 3):
+        with local_engine(terms, workers=workers) as engine:
+            engine.begin(1)
+            with pytest.raises(TooFewReplies, match=r"only 4 of 6 .* 5 must"):
+                list(engine.network.call(engine.method.doubts, to=engine.roster.clients))
+            assert engine.ledger.columns()["client"].tolist() == [0, 1]
+            assert engine.roster.versions == {}
+            replies = engine.network.call(engine.method.ask, to=[5, 2], send=Question(7))
+            assert [reply.number for _, reply in replies] == [751, 721]  # the first that these were asked
 
 
 def test_wrong_use_is_told(net):
@@ -172,9 +192,9 @@ def test_wrong_use_is_told(net):
         (lambda: net.network.call(method.vague, to=[0]), "must be typed"),
         (lambda: net.network.tell(method.ask, to=[0], send=Answer(1, 0.0)), "takes a Question"),
         (lambda: list(net.network.call(method.lies, to=[0])), "must reply an Answer"),
-        (lambda: net.sample(0), "fraction"),
+        (lambda: net.network.sample(0), "fraction"),
     ):
-        net._open = None
+        net.scheduler._open = None
         with pytest.raises(fb.MethodError, match=text):
             wrong()
 
@@ -196,7 +216,7 @@ class ClientKeepsASet(Probe):
 
 class RepliesASet(Probe):
     def round(self, state: None, net: fb.Network, t: int) -> None:
-        list(net.call(self.train, to=net.clients))
+        list(net.call(self.train, to=net.roster.clients))
 
     def train(self, state: Count, message: None, site: fb.Site) -> Unpackable:
         return Unpackable(set())
@@ -213,7 +233,7 @@ def test_a_message_changed_in_place_is_told_at_either_end(net):
     message = Weights(fb.Dense({"w": torch.zeros(3)}))
     with pytest.raises(fb.MethodError, match=r"'w' .*in place"):
         list(net.network.call(net.method.scribbles, to=[0], send=message))
-    net._open = None
+    net.scheduler._open = None
     replies = net.network.call(net.method.echoes, to=[0, 1], send=message)
     next(replies)
     message.theta.dense()["w"].add_(1)
@@ -225,11 +245,12 @@ def test_what_forks_workers_may_be_killed_and_then_the_workers_of_the_next(tmp_p
     import os
     import signal
 
-    with LocalEngine(Probe(), tiny_task(clients=6), tmp_path / "clients", workers=2) as engine:
+    with local_engine(Terms(Probe(), tiny_task(clients=6), tmp_path), workers=2) as engine:
         engine.begin(1)
         for _ in range(2):
-            for pids in ([engine.pool._mother.pid], None):
-                for pid in pids or engine.pool.pids():
+            pool = engine.scheduler.dispatcher.transport
+            for pids in ([pool._mother.pid], None):
+                for pid in pids or pool.pids():
                     os.kill(pid, signal.SIGKILL)
                 replies = engine.network.call(engine.method.ask, to=range(6), send=Question(7))
                 assert [i for i, _ in replies] == list(range(6))
@@ -244,24 +265,24 @@ def test_a_handler_that_keeps_killing_its_worker_is_an_error(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     method = Deadly()
-    with LocalEngine(method, tiny_task(), tmp_path / "clients", workers=2) as network:
-        network.begin(1)
+    with local_engine(Terms(method, tiny_task(), tmp_path), workers=2) as engine:
+        engine.begin(1)
         with pytest.raises(fb.MethodError, match=r"client \d, round 1, .*'told'.* died 3 times"):
-            network.network.tell(method.told, to=network.clients)
+            engine.network.tell(method.told, to=engine.roster.clients)
 
 
 def test_samples_of_clients_are_seeded_ascending_and_of_the_right_size(tmp_path):
-    with LocalEngine(Probe(), tiny_task(clients=10), tmp_path / "clients", workers=1) as network:
+    with local_engine(Terms(Probe(), tiny_task(clients=10), tmp_path), workers=1) as engine:
         cohorts = []
         for t in range(20):
-            network.begin(t)
-            cohorts.append(network.sample(0.3))
+            engine.begin(t)
+            cohorts.append(engine.network.sample(0.3))
         assert all(len(c) == 3 and c == sorted(set(c)) for c in cohorts)
         assert len({tuple(c) for c in cohorts}) > 5
-        network.begin(7)
-        assert network.sample(0.3) == cohorts[7]
-        assert network.sample(1.0) == network.clients
-        assert len(network.sample(0.001)) == 1
+        engine.begin(7)
+        assert engine.network.sample(0.3) == cohorts[7]
+        assert engine.network.sample(1.0) == engine.roster.clients
+        assert len(engine.network.sample(0.001)) == 1
 
 
 def test_the_store_keeps_versions_until_told(tmp_path):

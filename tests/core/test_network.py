@@ -11,7 +11,8 @@ from cases import LOCAL, scheduled_task, tiny_task
 import fewbytes as fb
 from fewbytes.base.ranges import Positive
 from fewbytes.core.network import Made
-from fewbytes.engines.local import LocalEngine
+from fewbytes.engines.local import local_engine
+from fewbytes.engines.terms import Terms
 
 
 @fb.payload
@@ -70,13 +71,13 @@ class Gossip(fb.Method):
 
 @pytest.fixture
 def engine(tmp_path):
-    with LocalEngine(Gossip(), tiny_task(clients=6), tmp_path / "clients", workers=2) as made:
+    with local_engine(Terms(Gossip(), tiny_task(clients=6), tmp_path), workers=2) as made:
         made.begin(1)
         yield made
 
 
 def heard(engine) -> dict[int, list[float]]:
-    return {i: reply.numbers for i, reply in engine.network.call(engine.method.ask, to=engine.clients)}
+    return {i: reply.numbers for i, reply in engine.network.call(engine.method.ask, to=engine.roster.clients)}
 
 
 def test_a_server_half_reaches_no_more_than_it_may_use(engine):
@@ -113,12 +114,12 @@ def test_what_is_left_with_everybody_takes_the_place_of_all_that_waits(engine):
 def test_what_waits_is_sent_by_itself_in_the_end(engine):
     net, method = engine.network, engine.method
     net.tell(method.told, to=[2, 4], send=News.of(7), when="next")
-    engine.deliver()
+    engine.scheduler.deliver()
     columns = engine.ledger.columns()
     assert columns["client"].tolist() == [2, 4]
     assert [engine.ledger.handlers[i] for i in columns["handler"]] == ["told", "told"]
     assert heard(engine)[4] == [7]
-    engine.deliver()
+    engine.scheduler.deliver()
     assert len(engine.ledger) == 8  # nothing waits any more
 
 
@@ -160,13 +161,13 @@ def test_a_message_waits_as_it_was_left(engine):
 
 
 def test_each_message_that_waits_is_written_once(engine, tmp_path):
-    net, method, folder = engine.network, engine.method, engine.store.folder.parent / "waiting"
+    net, method, folder = engine.network, engine.method, tmp_path / "checkpoint" / "waiting"
     one = News.of(1)
     net.tell(method.told, to={0: one, 1: News.of(2), 2: one}, when="next")
     files = sorted(folder.iterdir())
     assert len(files) == 2
     before = [file.stat().st_mtime_ns for file in files]
-    engine.waiting()
+    engine.outbox.waiting.packed()
     assert [file.stat().st_mtime_ns for file in sorted(folder.iterdir())] == before
     assert {i: said for i, said in heard(engine).items() if said} == {0: [1], 1: [2], 2: [1]}
 
@@ -184,10 +185,10 @@ def test_messages_may_be_made_as_they_are_left(engine):
     assert made == [3, 1]
 
 
-def test_a_message_that_is_gone_is_told(engine):
+def test_a_message_that_is_gone_is_told(engine, tmp_path):
     net, method = engine.network, engine.method
     net.tell(method.told, to=[0], send=News.of(1), when="next")
-    for file in (engine.store.folder.parent / "waiting").iterdir():
+    for file in (tmp_path / "checkpoint" / "waiting").iterdir():
         whole = file.read_bytes()
         file.write_bytes(whole[:-1])
         (file.parent / "notes.state").write_bytes(b"somebody's")
@@ -233,7 +234,7 @@ def test_a_part_of_the_network_samples_the_same_cohort_and_reaches_only_its_clie
     net.among([2, 3, 4, 5], "high")  # client 2 is in it now
     assert heard(engine) == {0: [], 1: [], 2: [1], 3: [1], 4: [1], 5: [1]}
     engine.begin(2)
-    assert {tuple(engine.sample(0.5)) for _ in range(3)} == {tuple(engine.sample(0.5))}
+    assert {tuple(net.sample(0.5)) for _ in range(3)} == {tuple(net.sample(0.5))}
 
 
 def test_terms_of_local_training_are_given_by_their_plain_names():

@@ -16,7 +16,9 @@ import fewbytes as fb
 from fewbytes.core import devices
 from fewbytes.core.devices import prepare_device
 from fewbytes.data import Partition, federate, load_dataset
-from fewbytes.engines.local import LocalEngine
+from fewbytes.engines.local import local_engine
+from fewbytes.engines.pool import WorkerPool
+from fewbytes.engines.terms import Terms
 from fewbytes.models.build import ModelBuilder
 
 
@@ -77,8 +79,8 @@ def test_a_gpu_is_told_to_compute_in_ieee_float32_unless_asked_for_tf32() -> Non
 def test_cpu_0_is_the_cpu(tmp_path: Path) -> None:
     """It has workers, and the same results."""
     task = fb.Task.on(tiny_data(4), TinyNet, seed=0, device="cpu:0")
-    with LocalEngine(fb.FedAvg(), task, tmp_path / "clients", workers=2) as engine:
-        assert engine.pool is not None
+    with local_engine(Terms(fb.FedAvg(), task, tmp_path), workers=2) as engine:
+        assert isinstance(engine.scheduler.dispatcher.transport, WorkerPool)
     one, other = (fb.run(fb.FedAvg(lr=0.1, batch=8), t, rounds=2, workers=2) for t in (task, tiny_task()))
     assert one.summary["device"] == "cpu:0"
     states = [each.global_model.state_dict() for each in (one, other)]

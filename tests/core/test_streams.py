@@ -15,7 +15,8 @@ from runs import StopAfter, fingerprint
 import fewbytes as fb
 from fewbytes.cli.shared import speeds_of
 from fewbytes.core.speeds import Speeds
-from fewbytes.engines.local import LocalEngine
+from fewbytes.engines.local import local_engine
+from fewbytes.engines.terms import Terms
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.running.checkpoint import read_checkpoint
 
@@ -261,7 +262,7 @@ def test_who_is_at_work_when_the_last_round_ends_was_sent_its_message_and_sends_
 
 @pytest.fixture
 def engine(tmp_path):
-    with LocalEngine(Streamed(), tiny_task(), tmp_path / "clients", workers=2) as made:
+    with local_engine(Terms(Streamed(), tiny_task(), tmp_path), workers=2) as made:
         made.begin(1)
         yield made
 

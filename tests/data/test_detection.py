@@ -29,7 +29,7 @@ from fewbytes.data.coco import letter_boxed
 from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.experiments.tasks import find
 from fewbytes.flower.apps import client_app, serve_run
-from fewbytes.flower.network import Exchange
+from fewbytes.flower.link import Exchange
 from fewbytes.models import build_model
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings

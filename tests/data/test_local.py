@@ -22,7 +22,7 @@ from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower import apps as flower_apps
-from fewbytes.flower.network import Exchange
+from fewbytes.flower.link import Exchange
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.left_out import captions

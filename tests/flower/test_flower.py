@@ -34,8 +34,9 @@ from flwr.app import Array, ArrayRecord, Message
 
 from fewbytes.experiments.app import EVENTS, _EventLog
 from fewbytes.flower.apps import client_app, serve_run
+from fewbytes.flower.link import Exchange
 from fewbytes.flower.messages import read_content, sealed
-from fewbytes.flower.network import Exchange
+from fewbytes.methods.parts.averaging import Model, Trained
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +230,30 @@ def test_over_selection_takes_the_first_to_answer(tmp_path):
         assert sum(columns["round"] == t) == 3  # two and a half more
         assert sum((columns["round"] == t) & (columns["outcome"] == 0)) >= 2
     assert {(i, o) for _, i, o in left_out(tmp_path / "run")} == {(1, "surplus")}
+
+
+def test_with_over_selection_who_fails_takes_nobodys_place(tmp_path):
+    class Fails(fb.FedAvg):
+        def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+            if site.me == 1:
+                raise ValueError("no such thing")
+            return super().train(state, message, site)
+
+    class OneByOne(MemoryGrid):
+        """Client 1 answers first, then one after another."""
+
+        def pull_messages(self, message_ids):
+            there = [number for number in message_ids if number in self._replies]
+            first = [number for number in there if self._replies[number][0].metadata.dst_node_id == 1001]
+            return super().pull_messages(first or there[:1])
+
+    method, task = Fails(fraction=0.5, lr=0.1), tiny_task()
+    grid = OneByOne(client_app(method, task, tmp_path), CLIENTS)
+    policy = fb.Policy(over_selection=0.5, round_timeout=60, connect_timeout=60)
+    made = Settings(rounds=6, out=tmp_path / "run")
+    columns = serve_run(grid, Run.of(method, task, made, policy), exchange=Exchange(poll=0.001)).ledger.columns()
+    assert [int(((columns["round"] == t) & (columns["outcome"] == 0)).sum()) for t in range(1, 7)] == [2] * 6
+    assert (1, "failed") in {(i, o) for _, i, o in left_out(tmp_path / "run")}
 
 
 def test_a_newcomer_is_served_between_rounds(tmp_path):

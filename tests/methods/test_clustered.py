@@ -79,7 +79,7 @@ def test_a_client_silent_at_the_start_is_put_into_the_largest_cluster_and_noted(
     from flower_grid import MemoryGrid, handler_of
 
     from fewbytes.flower.apps import client_app, serve_run
-    from fewbytes.flower.network import Exchange
+    from fewbytes.flower.link import Exchange
     from fewbytes.running.settings import Settings
 
     method, task = Clustered(fb.FedAvg(**LOCAL), clusters=2, vectors=2), tiny_task(clients=5)

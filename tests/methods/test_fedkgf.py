@@ -24,7 +24,7 @@ from fewbytes.core.task import Task
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.partition import main_category
 from fewbytes.flower.apps import client_app, serve_run
-from fewbytes.flower.network import Exchange
+from fewbytes.flower.link import Exchange
 from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
 from fewbytes.methods.fedpm import masked_names
 from fewbytes.models import build_model

@@ -29,7 +29,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from flower_grid import MemoryGrid
 
 from fewbytes.flower.apps import client_app, serve_run
-from fewbytes.flower.network import Exchange
+from fewbytes.flower.link import Exchange
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:batch normalisation .* sees a single value"

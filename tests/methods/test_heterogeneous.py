@@ -331,7 +331,7 @@ def test_a_client_that_does_not_answer_is_left_out(name, tmp_path):
     from flower_grid import MemoryGrid
 
     from fewbytes.flower.apps import client_app, serve_run
-    from fewbytes.flower.network import Exchange
+    from fewbytes.flower.link import Exchange
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
@@ -354,7 +354,7 @@ def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
     from flower_grid import MemoryGrid
 
     from fewbytes.flower.apps import client_app, serve_run
-    from fewbytes.flower.network import Exchange
+    from fewbytes.flower.link import Exchange
 
     task = tiny_task()
     grid = MemoryGrid(client_app(CASES["fedgen"], task, tmp_path), 4)

@@ -261,7 +261,7 @@ def test_on_flower_it_is_the_same_also_where_a_client_says_nothing(stage, tmp_pa
     from flower_grid import MemoryGrid, handler_of
 
     from fewbytes.flower.apps import client_app, serve_run
-    from fewbytes.flower.network import Exchange
+    from fewbytes.flower.link import Exchange
     from fewbytes.running.settings import Settings
 
     method, task = SecureAggregation(FEDAVG), tiny_task(5)
@@ -613,8 +613,8 @@ def test_a_server_that_has_a_node_deal_hide_or_reveal_again_from_an_older_state_
 
     from fewbytes.engines.handlers import Done
     from fewbytes.flower.apps import client_app, serve_run
+    from fewbytes.flower.link import Exchange as How
     from fewbytes.flower.messages import read_content, write_content
-    from fewbytes.flower.network import Exchange as How
     from fewbytes.flower.node import Order
     from fewbytes.running.settings import Settings
 

@@ -165,16 +165,34 @@ class Taking(Protocol):
         """See `Network.votes`."""
 
 
-class Exchanges(Protocol):
-    """What a network needs of the engine that runs it."""
+class Gathering(Protocol):
+    """The step that is being taken: `fewbytes.core.step.Step`."""
 
-    problem: Problem
-    clients: list[Id]
     rng: np.random.Generator
 
     @property
     def means(self) -> Taking:
         """What the run takes of states."""
+
+    def show(self, name: str, what: Shown) -> None:
+        """Keep what people are shown."""
+
+    def note(self, what: str, how_much: str) -> None:
+        """Tell people what they should know of a round."""
+
+
+class Exchanges(Protocol):
+    """What a network needs of the engine that runs it."""
+
+    problem: Problem
+
+    @property
+    def clients(self) -> list[Id]:
+        """The clients that are present, in ascending order."""
+
+    @property
+    def step(self) -> Gathering:
+        """The step that is being taken."""
 
     def sample(self, fraction: float) -> list[Id]:
         """The round's cohort."""
@@ -197,12 +215,6 @@ class Exchanges(Protocol):
 
     def set_part(self, part: str, members: Sequence[Id]) -> None:
         """Who is in a part of the network."""
-
-    def show(self, name: str, what: Shown) -> None:
-        """Keep what people are shown."""
-
-    def note(self, what: str, how_much: str) -> None:
-        """Tell people what they should know of a round."""
 
 
 class Network:
@@ -229,7 +241,7 @@ class Network:
     @property
     def rng(self) -> np.random.Generator:
         """Named randomness of this round."""
-        return self._engine.rng
+        return self._engine.step.rng
 
     def among(self, clients: Sequence[Id], part: str) -> Network:
         """The same network, as if there were only these of the clients; parts of other names have other clients.
@@ -311,21 +323,21 @@ class Network:
         `around`: what the clients were sent, where their updates start; of an entry that is not in it, 0. A method that
         asks for it promises which rules will do, and whether noise will (`fewbytes.core.promises`).
         """
-        return self._engine.means.mean(around)
+        return self._engine.step.means.mean(around)
 
     def entry_means(self, around: State | None = None, few: bool = False) -> EntryAveraging:
         """The same of each entry over the states that have it. `few`: possibly of one alone, which by any rule but the
         mean moves it no further, for its number of values, than most move theirs."""
-        return self._engine.means.entry_means(around, few)
+        return self._engine.step.means.entry_means(around, few)
 
     def clipped(self, states: Sequence[State]) -> Sequence[State]:
         """What clients sent, for a method that takes other means: as is or, by any rule but the mean, clipped."""
-        return self._engine.means.clipped(states)
+        return self._engine.step.means.clipped(states)
 
     def votes(self) -> Vote | None:
         """The vote on values (n, …) over those clients that sent them (n, …), bool, for a method that takes other
         means: the rule's median or trimmed mean; None: it takes its means, of what is `clipped`."""
-        return self._engine.means.votes()
+        return self._engine.step.means.votes()
 
     def show(self, name: str, what: Shown) -> None:
         """Show people images, points or shares (`fewbytes.core.gallery`); steers nothing.
@@ -333,9 +345,9 @@ class Network:
         They are kept in the run folder, and the report draws them. In a round that is not scored, and before the first,
         they are dropped. `name`: a file name's part, of a-z, 0-9 and -. Raises MethodError.
         """
-        self._engine.show(name, what)
+        self._engine.step.show(name, what)
 
     def note(self, what: str, how_much: str) -> None:
         """Tell people what they should know of this round to read its results, in the same words each time it is so,
         and how much of it there was; steers nothing. The live line, the table and the report say it."""
-        self._engine.note(what, how_much)
+        self._engine.step.note(what, how_much)

@@ -127,6 +127,36 @@ class Received(NamedTuple):
     held: bytes
 
 
+class Handlers:
+    """A method's client handlers, each read once."""
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self._read = {each.name: each for each in method.handlers()}
+
+    def of(self, function: Callable[..., Any]) -> Handler:
+        """The handler that a call names. Raises MethodError for a function that is not one of the method's."""
+        owner = getattr(function, "__self__", None)
+        if not any(owner is each for each in self._method.runs()):
+            raise MethodError(f"{function!r} is not a handler of the method that runs: call self.<handler>")
+        name = function.__name__
+        if name not in self._read:
+            self._read[name] = Handler.of(function)
+        return self._read[name]
+
+    def named(self, name: str) -> Handler:
+        """The handler of that name. Raises MethodError if there is none."""
+        if name not in self._read:
+            raise MethodError(f"{type(self._method).__name__} has no handler {name!r}")
+        return self._read[name]
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """The method's own of that name, as its server half calls it."""
+        owner = next(each for each in self._method.runs() if hasattr(each, name))
+        function: Callable[..., Any] = getattr(owner, name)
+        return function
+
+
 class Runner:
     """Runs handlers of one method on one task, against client states in a store; `diary`: of what clients spend of a
     promise (default: the store's)."""
@@ -142,7 +172,7 @@ class Runner:
             task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
         self._models: dict[Any, Reused] = {}
         self._recordings: Recordings = {}
-        self._handlers = {each.name: each for each in method.handlers()}
+        self._handlers = Handlers(method)
         self._messages: dict[int, Received] = {}  # of the last job, by number: the next may get the same
 
     def run(self, job: Job, frames: Sequence[memoryview]) -> tuple[Done, Frame | None]:
@@ -165,7 +195,7 @@ class Runner:
         for part in job.waited:
             site = self._site(job, part.handler, done)
             self.method.handle(part.handler, state, received[part.number].message, site)
-        handler = self._handler(job.handler)
+        handler = self._handlers.named(job.handler)
         message = None if job.message is None else received[job.message.number].message
         reply = self.method.handle(handler.name, state, message, self._site(job, handler.name, done))
         bases = [each.base for each in received.values()]
@@ -229,11 +259,6 @@ class Runner:
         kept = unpack_state(Kept, parsed)
         return unpack_state(kind, kept.state) if kept.state else None, kept.lost, kept.heard
 
-    def _handler(self, name: str) -> Handler:
-        if name not in self._handlers:
-            raise MethodError(f"{type(self.method).__name__} has no handler {name!r}")
-        return self._handlers[name]
-
     def _received(
         self, job: Job, frames: Sequence[memoryview], layout: Layout, heard: dict[str, bytes]
     ) -> dict[int, Received]:
@@ -242,7 +267,7 @@ class Runner:
         known, self._messages = self._messages, {}
         there = job.message is not None and job.message.number in known  # then all before it needs no decoding
         for part, frame in zip(job.parts, frames, strict=True):
-            kind = self._handler(part.handler).message
+            kind = self._handlers.named(part.handler).message
             if kind is None:
                 raise MethodError("it is sent a message, but its type hints say None")
             if part.kind == "missed":

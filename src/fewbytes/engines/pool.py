@@ -25,10 +25,12 @@ from fewbytes.base.errors import FewbytesError, MethodError, UserError, raised_a
 from fewbytes.base.files import ScratchFolder
 from fewbytes.engines.frames import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
+from fewbytes.engines.transport import Answer, Transport
 from fewbytes.wire import Frame
 
 INLINE_REPLY = 1 << 16  # bytes: shorter frames go through the pipe
 ATTEMPTS = 3  # times a job may kill its worker
+AHEAD = 4  # jobs for each worker that it is given before the first of them is needed
 QUEUED = 2  # jobs a worker holds, so that it never waits for the next one
 PATIENCE = 5.0  # seconds that a worker whose pipe has closed may take to end
 
@@ -86,69 +88,85 @@ class Exchange:
         self._folder.close()
 
 
-class WorkerPool:
+class WorkerPool(Transport):
     """Runs jobs on worker processes. A worker that dies is replaced and its jobs run again from the same states.
 
     This process may open a GPU once there is a pool, not before.
     """
 
     def __init__(self, runner: Runner, workers: int) -> None:
-        self.runner, self.exchange = runner, Exchange()
+        self.runner, self.exchange, self.ahead = runner, Exchange(), AHEAD * workers
         self._mother = _Mother(runner, self.exchange)
         self._queue: deque[Job] = deque()
+        self._ended: dict[int, Done] = {}  # what came of jobs, by number, until it is asked for
         self._attempts: dict[int, int] = {}
         self._workers: list[_Worker] = []
         self.replaced = 0
         for _ in range(workers):
             self._workers.append(self._fork())
 
-    def submit(self, job: Job) -> None:
+    def put(self, frame: Frame) -> str:
+        """Where workers read it."""
+        return self.exchange.put(frame)
+
+    def free(self, at: str) -> None:
+        """For other frames."""
+        self.exchange.free(at)
+
+    def submit(self, job: Job, frames: Sequence[bytes], call: int) -> bool:
         """Queue a job; its messages lie in the exchange."""
+        job.reply_to = self.exchange.new()
         self._queue.append(job)
         self._feed()
+        return True
 
-    def cancel(self, job: Job) -> bool:
-        """Take a job back, if no worker has been given it yet; whether it was."""
-        waits = job in self._queue
-        if waits:
-            self._queue.remove(job)
-        return waits
-
-    def collect(self) -> list[Done]:
+    def poll(self, jobs: Sequence[Job], most: int) -> dict[int, Answer]:
         """Wait for jobs to end. Raises MethodError for a handler that raised or keeps killing its worker."""
-        done: list[Done] = []
-        while not done:
-            ready = wait([w.pipe for w in self._workers])
-            for worker in [w for w in self._workers if w.pipe in ready]:
-                try:
-                    result = msgspec.msgpack.decode(worker.pipe.recv_bytes(), type=Done)
-                except (EOFError, OSError):
-                    self._replace(worker)
-                    continue
-                job = worker.jobs.pop(result.number)
-                if result.error:
-                    raise failed(job, result)
-                done.append(result)
-            self._feed()
-        return done
+        if not any(job.number in self._ended for job in jobs):
+            self._collect()
+        ended = {job.number: (job, self._ended.pop(job.number)) for job in jobs if job.number in self._ended}
+        for job, done in ended.values():
+            if done.error:
+                raise failed(job, done)
+        return {n: Answer("answered", done=done, frame=self._reply(job, done)) for n, (job, done) in ended.items()}
 
-    def reply(self, job: Job, done: Done) -> memoryview:
-        """A job's reply frame (empty: none), valid until `release`."""
-        return (
-            memoryview(done.reply) if done.reply or not done.length else self.exchange.read(job.reply_to, done.length)
-        )
+    def end(self, jobs: Sequence[Job]) -> None:
+        """Their places may be used again. What a worker has been given is waited for, as it writes the client's
+        state."""
+        for job in [job for job in jobs if job in self._queue]:
+            self._queue.remove(job)
+        for job in jobs:
+            while any(job.number in worker.jobs for worker in self._workers):
+                self._collect()
+            self._ended.pop(job.number, None)
+            self.exchange.free(job.reply_to)
 
-    def release(self, job: Job) -> None:
-        """The job's reply has been read: its place may be used again."""
-        self.exchange.free(job.reply_to)
+    def _collect(self) -> None:
+        """Wait for some jobs to end. Raises MethodError for a handler that keeps killing its worker."""
+        ready = wait([w.pipe for w in self._workers])
+        for worker in [w for w in self._workers if w.pipe in ready]:
+            try:
+                result = msgspec.msgpack.decode(worker.pipe.recv_bytes(), type=Done)
+            except (EOFError, OSError):
+                self._replace(worker)
+                continue
+            worker.jobs.pop(result.number)
+            self._ended[result.number] = result
+        self._feed()
+
+    def _reply(self, job: Job, done: Done) -> memoryview:
+        """A job's reply frame (empty: none), valid until the job is ended."""
+        if done.reply or not done.length:
+            return memoryview(done.reply)
+        return self.exchange.read(job.reply_to, done.length)
 
     def pids(self) -> list[int]:
         """The workers' process ids."""
         return [w.pid for w in self._workers]
 
     def processes(self) -> list[int]:
-        """The ids of all its processes: the workers, and what forks them."""
-        return [*self.pids(), self._mother.pid]
+        """This process, the workers, and what forks them."""
+        return [os.getpid(), *self.pids(), self._mother.pid]
 
     def close(self) -> None:
         """End the workers, whatever they are doing, and remove the exchange."""

@@ -30,11 +30,18 @@ class Packed:
     kind: Kind  # as in `Part`
     stand: Stand | None  # where a client is that has it
     measured: dict[str, float]  # by rounding
+    _whole: bytes | None = None  # the frame in one piece, while others are to be sent it, too
 
     @property
     def length(self) -> int:
         """Bytes of the frame."""
         return 0 if self.frame is None else len(self.frame)
+
+    def whole(self) -> bytes:
+        """The frame in one piece."""
+        made = self._whole if self._whole is not None else bytes(self.frame or b"")
+        self._whole = made if self.left > 1 else None
+        return made
 
     def part(self) -> Part:
         """What a job says of it."""
@@ -63,6 +70,11 @@ class Request:
         return Base.together([part.base for part in self.parts if part.base is not None])
 
     @property
+    def message(self) -> Any:
+        """The call's own message."""
+        return next((part.message for part in self.parts if not part.waited), None)
+
+    @property
     def stands(self) -> Heard:
         """Where a client is once it has all of it."""
         return {part.handler: part.stand for part in self.parts if part.stand is not None}
@@ -72,11 +84,12 @@ class Request:
         """What rounding measured of it."""
         return {name: value for part in self.parts for name, value in part.measured.items()}
 
-    def fill(self, job: Job) -> None:
-        """Say in a job which frames come with it."""
+    def fill(self, job: Job) -> list[bytes]:
+        """Say in a job which frames come with it; those that are not stored elsewhere."""
         own = [part.part() for part in self.parts if not part.waited and part.frame is not None]
         job.waited = [part.part() for part in self.parts if part.waited]
         job.missed, job.message = own[:-1], own[-1] if own else None
+        return [part.whole() for part in self.parts if part.frame is not None and not part.at]
 
 
 class _Leg(NamedTuple):
@@ -114,12 +127,7 @@ class Requests:
     """
 
     def __init__(
-        self,
-        engine: Sender,
-        handler: Handler,
-        messages: Mapping[Id, Any],
-        asked: Sequence[Id],
-        own: bool = False,
+        self, engine: Sender, handler: Handler, messages: Mapping[Id, Any], asked: Sequence[Id], own: bool = False
     ) -> None:
         self.open: dict[Id, Request] = {}
         self._engine = engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ from fewbytes.base.extras import needs
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
 from fewbytes.core.task import Task
-from fewbytes.engines.local import LocalEngine
-from fewbytes.running.checkpoint import Checkpoint
+from fewbytes.engines.engine import Engine
+from fewbytes.engines.local import local_engine
+from fewbytes.engines.terms import Origin
 from fewbytes.running.drive import drive
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
+from fewbytes.running.terms import terms_of
 
 
 def run(method: Method, task: Task, *, policy: Policy | None = None, **settings: Any) -> Result:
@@ -61,22 +64,7 @@ def run_with(run: Run) -> Result:
     if settings.engine != "local":
         raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
 
-    return drive(run, lambda folder, checkpoint: _workers(run, folder, checkpoint))
+    def connect(folder: Path, origin: Origin) -> AbstractContextManager[Engine]:
+        return local_engine(terms_of(run, folder), origin, settings.workers)
 
-
-def _workers(run: Run, folder: Path, checkpoint: Checkpoint | None) -> LocalEngine:
-    """The engine of this machine for a run in a folder, from its checkpoint if it goes on from one."""
-    settings = run.settings
-    return LocalEngine(
-        run.method,
-        run.task,
-        folder / "checkpoint" / "clients",
-        settings.workers,
-        run.policy,
-        settings.coded,
-        folder / "frames" if settings.keep_frames else None,
-        None if checkpoint is None else checkpoint.resumed(),
-        settings.speeds,
-        settings.uplink(),
-        settings.downlink(),
-    )
+    return drive(run, connect)

@@ -18,7 +18,7 @@ from fewbytes.base.files import ScratchFolder
 from fewbytes.engines.frames import FrameFolder, shared_memory
 from fewbytes.flower.apps import make_server_app, simulated_client_app
 from fewbytes.flower.cluster import connect, start_keeper
-from fewbytes.flower.network import Exchange
+from fewbytes.flower.link import Exchange
 from fewbytes.flower.private.pool import lasting_pool
 from fewbytes.flower.private.programs import LOGGER
 from fewbytes.running.result import Result

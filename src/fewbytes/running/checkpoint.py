@@ -21,8 +21,9 @@ from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.data.split import transform_name
-from fewbytes.engines.base import Engine, Named, Resumed
 from fewbytes.engines.downlink import Heard, Line
+from fewbytes.engines.engine import Engine
+from fewbytes.engines.terms import Named, Origin
 from fewbytes.engines.underway import UnderWay
 from fewbytes.engines.waiting import Waiting
 from fewbytes.running.growing import Beginning, GrowingFile
@@ -65,10 +66,10 @@ class Checkpoint:
         """All files that it names."""
         return Named(self.named(), frozenset(number for each in self.waiting for number in each.files))
 
-    def resumed(self) -> Resumed:
-        """What an engine takes over."""
+    def origin(self) -> Origin:
+        """Where an engine stands that goes on from it."""
         heard = msgspec.msgpack.decode(self.heard, type=dict[Id, Heard])
-        return Resumed(
+        return Origin(
             self.nonce, self.starts, self.named(), self.known.tolist(), self.waiting, self.under_way,
             self.clock, self.lines, heard,
         )  # fmt: skip
@@ -150,20 +151,20 @@ class Checkpoints:
             starts=progress.starts,
             fingerprint=progress.fingerprint,
             round=progress.round - (progress.phase in ("join", "finish")),
-            known=torch.tensor(engine.clients, dtype=torch.int64),
+            known=torch.tensor(engine.roster.clients, dtype=torch.int64),
             finished=progress.phase == "finish",
             server=b"" if progress.state is None else bytes(pack_state(progress.state)),
-            waiting=engine.waiting(),
-            under_way=engine.under_way(),
-            clock=engine.clock,
-            lines=list(engine.downlink.lines.values()),
-            heard=msgspec.msgpack.encode(engine.downlink.heard),
-            versions=torch.tensor(sorted(engine.versions.items()), dtype=torch.int64).view(-1, 2),
+            waiting=engine.outbox.waiting.packed(),
+            under_way=engine.streaming.at_work.packed(),
+            clock=engine.streaming.clock.now,
+            lines=list(engine.outbox.downlink.lines.values()),
+            heard=msgspec.msgpack.encode(engine.outbox.downlink.heard),
+            versions=torch.tensor(sorted(engine.roster.versions.items()), dtype=torch.int64).view(-1, 2),
             ledger=self.ledger.grow(engine.ledger.tobytes(exchanges)),
             handlers=engine.ledger.handlers,
             rows=self.rows.grow(rows.encode()),
             seconds=progress.seconds,
-            peak_memory_bytes=engine.peak_memory_bytes,
+            peak_memory_bytes=engine.memory.peak,
         )
 
     def write(self, checkpoint: Checkpoint, most: int | None) -> None:

@@ -11,17 +11,17 @@ from typing import Any
 
 from fewbytes.base.files import ScratchFolder
 from fewbytes.core.devices import open_device
-from fewbytes.engines.base import Engine
+from fewbytes.engines.engine import Engine
+from fewbytes.engines.terms import Origin
 from fewbytes.models.files import save_model
-from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.folder import held
 from fewbytes.running.loop import Loop
 from fewbytes.running.promises.every import promises_of
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
 
-Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Engine]]
-"""Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
+Connect = Callable[[Path, Origin], AbstractContextManager[Engine]]
+"""Opens an engine for the run in a folder, which begins there."""
 
 
 def drive(run: Run, connect: Connect) -> Result:
@@ -45,7 +45,7 @@ def _drive(run: Run, folder: Path, connect: Connect) -> Result:
         settings.watcher.note(note)
     with held(folder):
         checkpoint = loop.begin()
-        with connect(folder, checkpoint) as engine:
+        with connect(folder, loop.origin(checkpoint)) as engine:
             open_device(task.problem.device)
             summary = loop.run(engine, checkpoint)
             model = method.global_model(loop.state, task.problem)
@@ -53,7 +53,7 @@ def _drive(run: Run, folder: Path, connect: Connect) -> Result:
                 about = task.described() | _without_places(settings.about)
                 for name, made in method.server_models(loop.state, task.problem).items():
                     save_model(made, folder / "models" / f"{name}.safetensors", about)
-                engine.save_models(folder / "models", about)
+                engine.sites.save_models(folder / "models", about, engine.step.t)
         return Result(folder, summary, loop.rows, engine.ledger, model)
 
 

@@ -18,7 +18,8 @@ from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
-from fewbytes.engines.base import Engine
+from fewbytes.engines.engine import Engine
+from fewbytes.engines.terms import Origin
 from fewbytes.running.checkpoint import Checkpoint, Checkpoints, Progress, check, fingerprint, read_checkpoint
 from fewbytes.running.folder import begin_folder, forget_result
 from fewbytes.running.promises.counts import PartitionCounts
@@ -81,9 +82,13 @@ class Loop:
         checkpoint.known = torch.tensor(known, dtype=torch.int64)
         return checkpoint
 
+    def origin(self, checkpoint: Checkpoint | None) -> Origin:
+        """Where an engine begins: at a checkpoint, or at the start."""
+        return Origin.start(self.task.problem) if checkpoint is None else checkpoint.origin()
+
     def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:
         """Go through all phases on an engine; what result.json says."""
-        self.engine, engine.on_reply = engine, self.watcher.replied
+        self.engine, engine.replies.on_reply = engine, self.watcher.replied
         for promise in self.promises:
             promise.begin(engine)
         if checkpoint is None:
@@ -102,7 +107,7 @@ class Loop:
             self.status = "interrupted"
             raise
         except Exception as error:
-            say_where(error, self.method.method_name, engine.t)
+            say_where(error, self.method.method_name, engine.step.t)
             if more := "".join(promise.explain(error) for promise in self.promises):
                 error.args = (f"{error}{more}",)
             self.watcher.ended({"status": "failed", "why": str(error) or type(error).__name__})
@@ -116,12 +121,12 @@ class Loop:
     def _go_on(self, checkpoint: Checkpoint) -> None:
         """Have everything be as the checkpoint says."""
         self._recall_state(checkpoint)
-        self.seconds, self.engine.peak_memory_bytes = checkpoint.seconds, checkpoint.peak_memory_bytes
+        self.seconds, self.engine.memory.peak = checkpoint.seconds, checkpoint.peak_memory_bytes
         if self.checkpoints.go_back(checkpoint.round):
             forget_result(self.folder)
         write_text(self.folder / "rounds.jsonl", self.checkpoints.rows.go_back(checkpoint.rows).decode())
         exchanges = self.checkpoints.ledger.go_back(checkpoint.ledger)
-        self.engine.ledger = Ledger.frombytes(exchanges, checkpoint.handlers)
+        self.engine.replies.ledger = Ledger.frombytes(exchanges, checkpoint.handlers)
         self.kept = len(self.engine.ledger), len(self.rows)
         gallery.forget_after(self.folder, checkpoint.round + checkpoint.finished)
 
@@ -136,7 +141,7 @@ class Loop:
             self._phase(0, "start", lambda state: method.start(state, engine.network))
         t = 0 if checkpoint is None else checkpoint.round
         while (t := t + 1) <= self.rounds.last:
-            engine.clients = staying(engine.clients, problem, t)
+            engine.roster.clients = staying(engine.roster.clients, problem, t)
             opening = Opening(t, engine.arrivals(t), engine, partial(self._phase, t))
             for promise in self.promises:
                 promise.before_round(opening)
@@ -149,8 +154,8 @@ class Loop:
             raise MethodError(f"{type(self.method).__name__}.round returns nothing: it changes what `state` holds")
 
     def _finish(self, state: Any) -> None:
-        self.engine.give_up()
-        self.engine.deliver()
+        self.engine.streaming.give_up()
+        self.engine.scheduler.deliver()
         self.method.finish(state, self.engine.network)
 
     def _phase(self, t: int, phase: str, step: Callable[[Any], None], client: Id | None = None) -> None:
@@ -173,7 +178,7 @@ class Loop:
             for promise in self.promises:
                 done.row |= promise.row(done)
             self.rows.append(done.row)
-        gallery.keep(self.folder, t, engine.shown)
+        gallery.keep(self.folder, t, engine.step.shown)
         self._checkpoint(done)
         self._report(done)
 
@@ -181,11 +186,11 @@ class Loop:
         """Forget what a step that is taken again has done."""
         if not self.checkpoints.rounds():
             self.state = self.method.server(self.task.problem)
-            self.engine.go_back(None)
+            self.engine.go_back(self.origin(None))
             return
         checkpoint = self.checkpoints.read(self.checkpoints.rounds()[-1])
         self._recall_state(checkpoint)
-        self.engine.go_back(checkpoint.resumed())
+        self.engine.go_back(self.origin(checkpoint))
 
     def _checkpoint(self, done: Phase) -> None:
         """Write the checkpoint after a phase, and its line."""
@@ -224,6 +229,6 @@ class Loop:
         told = self.rounds.told()
         for promise in self.promises:
             told |= promise.told()
-        outcome = Outcome(self.status, self.rounds.last, self.seconds, self.engine.peak_memory_bytes)
+        outcome = Outcome(self.status, self.rounds.last, self.seconds, self.engine.memory.peak)
         about, counts = self.settings.about | told, self.counts.held
         return summary(self.method, self.task, self.rows, self.engine.ledger, counts, outcome, about)

@@ -9,7 +9,7 @@ from fewbytes.base.cores import all_cores
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import check_model
 from fewbytes.core.records import ByMetric, mean_scores, pooled_scores
-from fewbytes.engines.base import Engine
+from fewbytes.engines.engine import Engine
 from fewbytes.running.promises.promise import Phase, Row
 from fewbytes.running.rounds import Rounds
 
@@ -23,13 +23,13 @@ def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequenc
         if rounds.end([*rows, sent], t):
             due = True
         elif not due:
-            engine.records.scores, engine.shown = {}, {}
-    done.scores, done.pooled = engine.records.means(), engine.records.pooled()
+            engine.step.records.scores, engine.step.shown = {}, {}
+    done.scores, done.pooled = engine.step.records.means(), engine.step.records.pooled()
     if due or (done.phase == "finish" and engine.method.promises.scored_after_finish):
-        shown, open_end = dict(engine.shown), due and t < rounds.last and rounds.may_end("scored")
+        shown, open_end = dict(engine.step.shown), due and t < rounds.last and rounds.may_end("scored")
         done.scores = merged(done.scores, scored_models(engine, state, last=t >= rounds.last or open_end))
         if open_end and not rounds.end([*rows, sent | {"scores": done.scores}], t):
-            engine.shown = shown  # without predictions, which are shown after the last round
+            engine.step.shown = shown  # without predictions, which are shown after the last round
 
 
 def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
@@ -38,7 +38,7 @@ def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
     `personalised`: of clients' own models, the mean over clients; `micro`: over all their samples; `newcomers`: of
     those who came after round 1, where others are there, too; `global`: of the server's model on its test set.
     """
-    scores = {i: score for i, score in engine.score_clients().items() if score}  # none: no model yet
+    scores = {i: score for i, score in engine.scheduler.score_clients().items() if score}  # none: no model yet
     problem = engine.problem
     first = set(problem.clients_in(1))
     late = {i: score for i, score in scores.items() if i not in first}
@@ -48,7 +48,7 @@ def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
     check_model(engine.method, "global_model", model)
     if model is not None:
         show = engine.network.show if last else None
-        with all_cores(), seeded(problem.seed, "score", engine.t):
+        with all_cores(), seeded(problem.seed, "score", engine.step.t):
             told = problem.objective.score(model, engine.task.data.test, problem.device, problem.precision, show)
         found = merged(found, {metric: {"global": value} for metric, value in told.items()})
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fewbytes.base.errors import FewbytesError, MethodError, raised_at
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id
-from fewbytes.engines.base import Engine
+from fewbytes.engines.engine import Engine
 
 MOST_GUESSES = 3  # of whose reply made a method raise, before that is taken for the method's own mistake
 
@@ -30,14 +30,14 @@ def take(
         begin()
         try:
             step()
-            engine.idle()
+            engine.scheduler.idle()
             blamed = engine.blame.strange()
             if not blamed:
                 return
         except TooFewReplies:
-            engine.abandon()
+            engine.scheduler.abandon()
             tries += 1
-            if first is not None or not patient or not engine.patient(tries):
+            if first is not None or not patient or not engine.sites.patient(tries):
                 raise
         except Exception as error:
             first = first or error
@@ -46,8 +46,8 @@ def take(
             if not blamed or guesses > MOST_GUESSES:
                 raise first from None
         if blamed:
-            who = ", ".join(engine.called(i) for i in blamed)
-            note(f"round {engine.t}: taken again without {who}: {engine.blame.barred[blamed[0]]}")
+            who = ", ".join(engine.sites.called(i) for i in blamed)
+            note(f"round {engine.step.t}: taken again without {who}: {engine.blame.barred[blamed[0]]}")
         go_back()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fewbytes.core.rules import Rule
-from fewbytes.engines.base import Engine
+from fewbytes.engines.engine import Engine
 from fewbytes.running.promises.promise import Promise
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id
 from fewbytes.core.standing import FEWEST, Beside
-from fewbytes.engines.base import Engine
+from fewbytes.engines.engine import Engine
 from fewbytes.running.promises.promise import Phase, Promise, Row
 
 LONG, FAR_TOO_LONG = 8.0, 20.0
@@ -63,7 +63,7 @@ class Alarms(Promise):
 
     def begin(self, engine: Engine) -> None:
         """Learn what people call clients."""
-        self._called = engine.called
+        self._called = engine.sites.called
 
     def row(self, phase: Phase) -> Row:
         """Each client's update beside the others', to four digits."""

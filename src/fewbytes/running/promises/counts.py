@@ -12,7 +12,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import write_text
 from fewbytes.core.problem import Id
 from fewbytes.data.clients import FederatedData
-from fewbytes.engines.base import Engine
+from fewbytes.engines.engine import Engine
 from fewbytes.engines.handlers import SampleCounts
 from fewbytes.running.promises.promise import Opening, Promise, Row
 
@@ -35,11 +35,11 @@ class PartitionCounts(Promise):
 
     def begin(self, engine: Engine) -> None:
         """Enter what the nodes of the first clients say."""
-        self._enter(engine.sample_counts)
+        self._enter(engine.roster.sample_counts)
 
     def before_round(self, opening: Opening) -> None:
         """Enter what the nodes of those say that have arrived, before they are served."""
-        self._enter(opening.engine.sample_counts)
+        self._enter(opening.engine.roster.sample_counts)
 
     def _enter(self, said: Mapping[Id, tuple[SampleCounts, SampleCounts]]) -> None:
         """Enter what nodes say of data that lie there, training and test samples. Raises UserError where a run goes on

@@ -33,30 +33,30 @@ class Joiners(Promise):
         for client in opening.arrived:
             if client not in self._refused:
                 self._serve(opening, client)
-        if not opening.engine.clients:
+        if not opening.engine.roster.clients:
             raise FewbytesError(f"round {opening.t} cannot begin: every client has left or could not join")
 
     def _serve(self, opening: Opening, client: Id) -> None:
         """Serve a client; one that is gone again may come back later."""
         engine = opening.engine
-        engine.clients = sorted([*engine.clients, client])
+        engine.roster.clients = sorted([*engine.roster.clients, client])
 
         def join(state: Any) -> None:
             try:
                 self._method.join(state, engine.network, client)
             except Refused as error:
-                engine.abandon()
-                engine.clients = [i for i in engine.clients if i != client]
-                engine.versions.pop(client, None)  # its state is of no use any more
-                engine.left_out.append(LeftOut(client, "join", "rejected", str(error)))
+                engine.scheduler.abandon()
+                engine.roster.clients = [i for i in engine.roster.clients if i != client]
+                engine.roster.versions.pop(client, None)  # its state is of no use any more
+                engine.step.left_out.append(LeftOut(client, "join", "rejected", str(error)))
                 self._refused[client] = str(error)
 
         try:
             opening.take("join", join, client)
         except TooFewReplies:
-            engine.clients = [i for i in engine.clients if i != client]
-            engine.abandon()
-            self._missed += engine.left_out  # reported with the round: the step has no line of its own
+            engine.roster.clients = [i for i in engine.roster.clients if i != client]
+            engine.scheduler.abandon()
+            self._missed += engine.step.left_out  # reported with the round: the step has no line of its own
         else:
             if client in self._refused:
                 self._watcher.refused(client, self._refused[client])

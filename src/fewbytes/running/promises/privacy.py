@@ -10,7 +10,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
 from fewbytes.core.privacy import ClientPrivacy
 from fewbytes.core.promise import Privacy
-from fewbytes.engines.base import Engine
+from fewbytes.engines.engine import Engine
 from fewbytes.running.promises.promise import Phase, Promise, Row
 
 

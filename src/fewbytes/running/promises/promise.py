@@ -13,7 +13,7 @@ from fewbytes.core.ledger import LeftOut
 from fewbytes.core.problem import Id
 from fewbytes.core.records import ByMetric, Gathered
 from fewbytes.core.standing import Beside
-from fewbytes.engines.base import Engine
+from fewbytes.engines.engine import Engine
 
 Row = dict[str, Any]
 """A line of rounds.jsonl."""
@@ -46,12 +46,12 @@ class Phase:
     @classmethod
     def of(cls, engine: Engine, phase: str, client: Id | None, before: int) -> Self:
         """The phase that an engine has just gone through; `before`: exchanges in the ledger when it began."""
-        ledger = engine.ledger
+        ledger, step = engine.ledger, engine.step
         cohort, moved = len(np.unique(ledger.columns(before)["client"])), ledger.totals(before)
         return cls(
-            engine.t, phase, client, cohort, moved, engine.records, engine.left_out, engine.not_finite,
-            partial(engine.updates.beside, engine.samples_of), engine.notes, engine.staleness, engine.clock,
-            engine.released, engine.called,
+            step.t, phase, client, cohort, moved, step.records, step.left_out, step.not_finite,
+            partial(step.updates.beside, engine.roster.samples_of), step.notes, step.staleness,
+            engine.streaming.clock.now, step.released, engine.sites.called,
         )  # fmt: skip
 
 

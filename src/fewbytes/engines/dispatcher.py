@@ -1,0 +1,167 @@
+"""Jobs on their way: sent over a transport, answers awaited in the order asked or as they come."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from fewbytes.core.problem import Id
+from fewbytes.core.uplink import Uplink
+from fewbytes.engines.handlers import Job
+from fewbytes.engines.roster import Roster
+from fewbytes.engines.terms import Origin
+from fewbytes.engines.transport import Answer, Transport
+
+WINDOW = 8  # answers looked for at a time; the others wait where the transport keeps them
+AWAITED_SECONDS = 20.0  # after which people are told who is waited for
+NOT_THERE = Answer("unreachable", "its node is not connected")
+Order = tuple[Job, Sequence[bytes]]
+"""A job, and the frames that travel with it."""
+
+
+@dataclass
+class Flight:
+    """A client that was asked, with which job (None: it could not be reached), until when it may answer, and what it
+    answered."""
+
+    client: Id
+    job: Job | None
+    deadline: float
+    answer: Answer | None = None
+
+    @property
+    def came(self) -> Answer:
+        """The answer, once it is there."""
+        assert self.answer is not None
+        return self.answer
+
+
+class Dispatcher:
+    """Sends jobs and waits for answers, `patience` seconds (default: for ever)."""
+
+    def __init__(
+        self, transport: Transport, roster: Roster, uplink: Uplink, origin: Origin, patience: float = math.inf
+    ) -> None:
+        self.transport, self.roster, self.uplink, self.patience = transport, roster, uplink, patience
+        self.memory = Memory(transport.processes)
+        self.on_awaited: Callable[[list[Id]], None] = lambda clients: None
+        """Called with the clients that a call waits for, once it has for a while."""
+        self._numbers = itertools.count((origin.starts << 40) + 1)  # above all that have been used
+
+    def next_number(self) -> int:
+        """A number no job or message of this run has had."""
+        return next(self._numbers)
+
+    def job(self, handler: str, client: Id, t: int, scored: bool) -> Job:
+        """A job for a client, from its last accepted state."""
+        version, rate = self.roster.versions.get(client, 0), self.uplink.rate(client)
+        return Job(self.next_number(), handler, client, t, scored, version, rate=rate)
+
+    def ask(
+        self, what: str, clients: Sequence[Id], t: int, scored: bool = False, call: int = 0, frame: bytes = b""
+    ) -> Iterator[tuple[Id, Answer]]:
+        """Ask clients for what is no handler of the method's; answers in the order asked."""
+        frames = [frame] if frame else []
+        for flight in self.in_order(clients, lambda i: (self.job(what, i, t, scored), frames), call):
+            yield flight.client, flight.came
+            self.end([flight])
+
+    def launch(self, client: Id, order: Callable[[Id], Order], call: int, deadline: float | None = None) -> Flight:
+        """Send a client its order, which is made if it can be reached."""
+        deadline = time.monotonic() + self.patience if deadline is None else deadline
+        if not self.transport.reaches(client):
+            return Flight(client, None, deadline, NOT_THERE)
+        job, frames = order(client)
+        sent = self.transport.submit(job, frames, call)
+        return Flight(client, job, deadline, None if sent else NOT_THERE)
+
+    def in_order(
+        self, asked: Sequence[Id], order: Callable[[Id], Order], call: int, enough: int | None = None
+    ) -> Generator[Flight]:
+        """Ask clients, ahead of the reader but not far; answers in the order asked, each to be ended when it is read.
+        Closing it gives the others up.
+
+        With `enough` fewer than those asked: the first so many to answer are taken, the others are surplus.
+        """
+        began = time.monotonic()
+        choosing = enough is not None and enough < len(asked)
+        ahead = len(asked) if choosing else self.transport.ahead
+        flights: deque[Flight] = deque()
+        awaited = math.inf if math.isinf(self.patience) else began + AWAITED_SECONDS
+        try:
+            for turn in range(len(asked)):
+                for client in asked[turn + len(flights) : turn + ahead]:
+                    flights.append(self.launch(client, order, call, began + self.patience))
+                if choosing and not turn:
+                    self._first(enough or 0, flights)
+                while flights[0].answer is None:
+                    self._look([flight for flight in flights if flight.answer is None][:WINDOW], WINDOW)
+                    if time.monotonic() > awaited:
+                        awaited = math.inf
+                        self.on_awaited([flight.client for flight in flights if flight.answer is None])
+                yield flights.popleft()
+        except GeneratorExit:
+            self.end(flights)
+            raise
+
+    def _first(self, enough: int, flights: Sequence[Flight]) -> None:
+        """Wait until enough have answered; if they have, nobody else is waited for."""
+        while pending := [flight for flight in flights if flight.answer is None]:
+            if sum(flight.came.outcome == "answered" for flight in flights if flight.answer is not None) >= enough:
+                for flight in pending:
+                    flight.answer = Answer("surplus", "others answered first")
+                return
+            self._look(pending, len(pending))
+
+    def first(self, flights: Sequence[Flight]) -> Flight:
+        """The first that has an answer; of several, the first of these."""
+        while True:
+            for flight in flights:
+                if flight.answer is not None:
+                    return flight
+            self._look(flights, WINDOW)
+
+    def end(self, flights: Sequence[Flight]) -> None:
+        """These answers have been read, or are not waited for any more."""
+        self.transport.end([flight.job for flight in flights if flight.job is not None])
+
+    def _look(self, flights: Sequence[Flight], most: int) -> None:
+        """Look for answers to these; who has not answered in time will not."""
+        pending = {flight.job.number: flight for flight in flights if flight.job is not None}
+        jobs = [flight.job for flight in pending.values() if flight.job is not None]
+        for number, answer in self.transport.poll(jobs, most).items():
+            pending.pop(number).answer = answer
+        self.memory.measure()
+        now = time.monotonic()
+        for flight in pending.values():
+            if now >= flight.deadline:
+                flight.answer = Answer("late", f"no reply within {self.patience:g} s")
+
+
+class Memory:
+    """The most memory that some processes have had together, shared pages counted once."""
+
+    def __init__(self, processes: Callable[[], list[int]]) -> None:
+        self.peak = 0  # bytes
+        self._processes, self._again = processes, 0.0
+
+    def measure(self) -> None:
+        """Look at them; takes half a percent of the time."""
+        started = time.monotonic()
+        if started >= self._again:
+            self.peak = max(self.peak, sum(map(memory_bytes, self._processes())))
+            now = time.monotonic()
+            self._again = now + 200 * (now - started)
+
+
+def memory_bytes(pid: int) -> int:
+    """Proportional share of memory of a process in bytes; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
+    except OSError:
+        return 0

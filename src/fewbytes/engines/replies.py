@@ -1,0 +1,159 @@
+"""One reply: checked before it reaches the method, and entered in the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fewbytes.base.errors import FrameError, MethodError, cleaned
+from fewbytes.base.files import private_folder, replacing
+from fewbytes.core.admission import GROWTH, Known, admit, finite_norm, norm
+from fewbytes.core.ledger import Ledger, LeftOut, Row
+from fewbytes.core.network import Handler
+from fewbytes.core.problem import Id
+from fewbytes.core.records import Records
+from fewbytes.core.step import Step
+from fewbytes.engines.dispatcher import Flight
+from fewbytes.engines.handlers import UP_BITS, Done, Job, unchanged
+from fewbytes.engines.outbox import Outbox
+from fewbytes.engines.requests import Request
+from fewbytes.engines.roster import Roster
+from fewbytes.engines.terms import Terms
+from fewbytes.engines.transport import Answer
+from fewbytes.wire import Counted, Frame, counted, unpack
+from fewbytes.wire.schema import leaves_of
+
+SHORTEST = 1e-3  # seconds that an exchange takes to move, where clocks say less
+MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
+Check = Callable[[Id, Any], None]
+"""What a method checks of its clients' replies itself; see `Network.call`."""
+
+
+class Replies:
+    """Checks the replies of a run, and enters its exchanges."""
+
+    def __init__(self, terms: Terms, roster: Roster, outbox: Outbox) -> None:
+        self.ledger = Ledger()
+        """Every exchange of the run; the loop gives that of a run that is resumed."""
+        self.step = Step(terms.task.problem)
+        """What is being taken, in which they are gathered."""
+        self.on_reply: Callable[[Id], None] = lambda client: None
+        """Called after every exchange (for a progress display)."""
+        self._problem, self._policy, self._uplink = terms.task.problem, terms.policy, terms.uplink
+        self._hidden = terms.method.promises.hides
+        self._roster, self._outbox = roster, outbox
+        self._frames = terms.folder / "frames" if terms.keep_frames else None
+        self._bounded: dict[Any, tuple[float, int]] = {}
+
+    def received(
+        self, handler: Handler, flight: Flight, request: Request | None, check: Check | None = None
+    ) -> Any | LeftOut:
+        """What a client replied, or how it was left out; either is entered in the ledger."""
+        answer = flight.came
+        try:
+            if answer.outcome == "answered" and request is not None and flight.job is not None:
+                value = self._settled(handler, flight.job, request, answer, check)
+                self.on_reply(flight.client)
+                return value
+        except FrameError as error:
+            answer = answer._replace(outcome="rejected", why=cleaned(str(error)))
+        finally:
+            self._outbox.dispatcher.end([flight])
+        if answer.different and flight.client not in self._roster.unable:
+            self.step.different.add(flight.client)
+        return self._left_out(handler.name, flight.client, request, answer)
+
+    def pass_over(self, handler: str, client: Id, outcome: str, why: str, request: Request | None = None) -> LeftOut:
+        """Enter that a client is left out, of which no answer is awaited."""
+        return self._left_out(handler, client, request, Answer(outcome, why))
+
+    def _settled(self, handler: Handler, job: Job, request: Request, answer: Answer, check: Check | None) -> Any:
+        """The decoded reply; its exchange is entered in the ledger. Raises FrameError, entering nothing, for one that
+        must not reach the method: damaged, far larger than the model, with numbers that are not finite, or that the
+        client may not send."""
+        if answer.done.version not in (job.version, job.version + 1):
+            said, asked = answer.done.version, job.version
+            raise FrameError("header", f"it is of state version {said}, asked was version {asked}")
+        unchanged(*(part.base for part in request.parts))
+        value = None
+        if handler.reply is not None:
+            value = self._admitted(handler, handler.reply, job.client, request, answer.frame)
+            if check is not None:
+                try:
+                    check(job.client, value)
+                except MethodError as error:
+                    raise FrameError("values", str(error)) from None
+            layout = self._problem.layout(job.client)
+            self.step.updates.add(handler.name, job.client, layout, request.message, value)
+        self._enter(handler, job.client, request, answer, counted(value))
+        return value
+
+    def _admitted(self, handler: Handler, kind: type[Any], client: Id, request: Request, frame: memoryview) -> Any:
+        """A reply, decoded, that is what its type says, and no larger than it may be."""
+        layout, statistics = self._problem.layout(client), self._problem.statistics(client)
+        base, (most, limit) = request.base, self._bounds(client)
+        value = unpack(kind, frame, layout=layout, base=base, limit=limit)
+        leaves = leaves_of(value)
+        try:
+            size = finite_norm(leaves, self._problem.objective.perhaps)
+        except FrameError:
+            self.step.not_finite.add(handler.name)
+            raise
+        tensors = {} if base is None else base.tensors
+        held = self._roster.samples_of(client), self._roster.classes_of(client)
+        norms = most / self._policy.max_norm, most
+        growth = math.inf if self._problem.objective.any_scale else max(GROWTH, self._policy.max_norm / GROWTH)
+        admit(leaves, size, Known(layout, statistics, request.message, tensors, *held, *norms, growth, self._hidden))
+        return value
+
+    def _bounds(self, client: Id) -> tuple[float, int]:
+        """What a client's replies may be of: norm, and bytes of arrays."""
+        key = self._problem.architecture(client)
+        if key not in self._bounded:
+            first = self._problem.first_state(client)
+            size = sum(value.nbytes for value in first.values())
+            self._bounded[key] = self._policy.max_norm * max(1.0, norm(first.values())), 16 * size + MARGIN
+        return self._bounded[key]
+
+    def _enter(self, handler: Handler, client: Id, request: Request, answer: Answer, up: Counted) -> None:
+        """A reply that was accepted has happened."""
+        step, done, length = self.step, answer.done, len(answer.frame)
+        self._keep_request(handler.name, client, request)
+        self._keep(client, handler.name, "up", answer.frame)
+        self._roster.versions[client], self._roster.heard = done.version, True
+        self._outbox.delivered(client, request)
+        step.records.add(client, done.records)
+        step.records.add(client, Records(measures=request.measured))
+        self.ledger.add(Row(step.t, handler.name, client, request.length, length, request.counted, up))
+        self._saw(client, done, request.length + length, answer.moving)
+
+    def _saw(self, client: Id, done: Done, moved: int, moving: float | None) -> None:
+        """Note what a client's link moved, in how many seconds, where what it sends goes by that."""
+        rate = None if moving is None else moved / max(moving, SHORTEST)
+        self._uplink.saw(client, done.seconds, done.rounded, rate)
+        if self._uplink.picks and client in (picked := self.step.records.measures.get(UP_BITS, {})):
+            ends = dict.fromkeys(f"{end:.2g}" for end in (min(picked.values()), max(picked.values())))
+            self.step.note("clients sent what their links move while they train", f"{' to '.join(ends)} bits a value")
+
+    def _left_out(self, handler: str, client: Id, request: Request | None, answer: Answer) -> LeftOut:
+        """Enter an exchange that did not end with a valid reply, whose bytes count all the same."""
+        left = LeftOut(client, handler, answer.outcome, answer.why)
+        self.step.left_out.append(left)
+        down, counts = (0, Counted()) if request is None else (request.length, request.counted)
+        self._keep_request(handler, client, request)
+        length = len(answer.frame)
+        self.ledger.add(Row(self.step.t, handler, client, down, length, counts, Counted(), answer.outcome))
+        return left
+
+    def _keep_request(self, handler: str, client: Id, request: Request | None) -> None:
+        for n, part in enumerate(() if request is None else request.parts):
+            beside = part.handler if part.waited else f"missed-{n}" if part.kind == "missed" else ""
+            self._keep(client, f"{handler}.{beside}" if beside else handler, "down", part.frame)
+
+    def _keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:
+        """Keep a frame as a file, if that was asked for."""
+        if self._frames is not None and frame is not None and len(frame):
+            private_folder(self._frames)
+            with replacing(self._frames / f"{self.step.t}-{handler}-{client}-{way}.frame") as file:
+                file.write(bytes(frame))

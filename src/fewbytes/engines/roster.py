@@ -1,0 +1,70 @@
+"""The clients of a run: which are known and present, which are not asked, and what is known of each."""
+
+from __future__ import annotations
+
+from fewbytes.core.ledger import Ledger
+from fewbytes.core.policy import Policy
+from fewbytes.core.problem import Id
+from fewbytes.core.task import Task
+from fewbytes.engines.handlers import SampleCounts
+from fewbytes.engines.terms import Origin
+
+
+class Roster:
+    """Who takes part in a run that begins from `origin`."""
+
+    def __init__(self, task: Task, policy: Policy, origin: Origin) -> None:
+        self.problem, self._data, self._strikes = task.problem, task.data, policy.strikes
+        self.clients = list(origin.known)
+        self.versions: dict[Id, int] = dict(origin.versions)
+        """The version of each client's state, as of its last accepted reply."""
+        self.unable: dict[Id, str] = {}
+        """Clients that cannot take part as their nodes are, and why."""
+        self.heard = False
+        """Whether any client has answered yet."""
+        self.not_asked: dict[Id, str] = dict.fromkeys(policy.excluded, "by the operator's wish (exclude)")
+        """Clients that are passed over, and why."""
+        self.sample_counts: dict[Id, tuple[SampleCounts, SampleCounts]] = {}
+        """What nodes say of their clients' training and test samples, where those are not here."""
+
+    @property
+    def clients(self) -> list[Id]:
+        """The clients the run knows and that have not left, in ascending order."""
+        return self._ascending
+
+    @clients.setter
+    def clients(self, clients: list[Id]) -> None:
+        self._ascending, self.present = clients, frozenset(clients)
+
+    def ever(self) -> list[Id]:
+        """The clients that take part or did before they left, in ascending order."""
+        return sorted({*self.clients, *self.versions})
+
+    def due(self, t: int) -> list[Id]:
+        """The clients that are to be there for round t, but are not known to the run yet, ascending."""
+        return [i for i in self.problem.clients_in(t) if i not in self.present]
+
+    def has_left(self, client: Id, t: int) -> bool:
+        """Whether a client has left before round t, by the schedule."""
+        last = self.problem.present[client][1] if client in self.problem.clients else None
+        return last is not None and last < t
+
+    def bar(self, ledger: Ledger) -> None:
+        """Ask those no longer whose replies were refused in too many rounds in a row."""
+        for client, rounds in ledger.refused_in_a_row().items():
+            if rounds >= self._strikes:
+                self.not_asked.setdefault(client, f"{rounds} refused replies in a row")
+
+    def samples_of(self, client: Id) -> int | None:
+        """How many samples a client has to train on, as far as that is known."""
+        said = self.sample_counts.get(client, (None, None))[0]
+        if said is None:
+            return len(self._data.clients[client].train) or None
+        return said if isinstance(said, int) else sum(said)
+
+    def classes_of(self, client: Id) -> list[int] | None:
+        """How many of them are of each class, as far as that is known."""
+        said = self.sample_counts.get(client, (None, None))[0]
+        if said is None and self._data.groups is None and len(self._data.clients[client].train):
+            said = self._data.label_counts()["train"][client]
+        return said if isinstance(said, list) else None

@@ -1,0 +1,83 @@
+"""Which node each client's data are on, and whether it is connected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from flwr.app import Message, RecordDict
+
+from fewbytes.base.errors import FrameError, UserError, cleaned
+from fewbytes.core.problem import Id, Problem
+from fewbytes.flower.link import Link
+from fewbytes.flower.messages import decoded, read_content
+from fewbytes.flower.private.grid import connected_nodes
+
+HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say which client it has
+STARTING_SECONDS = 600.0  # that the start does, at most
+
+
+class Nodes:
+    """The nodes of a grid by client: known by their registered `names`, in the order of the clients, or, where there
+    are none, by what nodes say themselves."""
+
+    def __init__(self, link: Link, problem: Problem, names: Sequence[str], connect_timeout: float) -> None:
+        if names and len(names) != len(problem.clients):
+            raise UserError(f"there are {len(names)} names of nodes for {len(problem.clients)} clients")
+        self.names = list(names)
+        self.of: dict[Id, int] = {}
+        """The node of each client that can be reached."""
+        self._link, self._problem, self._connect_timeout = link, problem, connect_timeout
+        self._clients: dict[int, Id] = {}  # the client of each node without a name
+
+    def called(self, client: Id) -> str:
+        """A client by number and registered name."""
+        return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
+
+    def refresh(self, starting: bool = False) -> None:
+        """Learn which clients can be reached: by their nodes' registered names, or by asking nodes without one.
+
+        Raises UserError for a node without a name that says what cannot be, if the run is `starting`; later on it is
+        passed over.
+        """
+        nodes, strangers = {}, []
+        for node, name in connected_nodes(self._link.grid).items():
+            if self.names:
+                if name in self.names:
+                    nodes[self.names.index(name)] = node
+            elif node in self._clients:
+                nodes[self._clients[node]] = node
+            else:
+                strangers.append(node)
+        ids = {self._link.push("query.hello", node, RecordDict({}), 0): node for node in strangers}
+        ids.pop(None, None)
+        deadline = time.monotonic() + min(self._connect_timeout, STARTING_SECONDS if starting else HELLO_SECONDS)
+        while ids and time.monotonic() < deadline:
+            for number, reply in self._link.pull([i for i in ids if i is not None]).items():
+                node = ids.pop(number)
+                self._link.forget(number)
+                client = self._claimed(reply)
+                wrong = client if isinstance(client, str) else ""
+                if client in nodes:
+                    wrong = f"two nodes say they hold client {client}: give each its own partition-id"
+                if wrong and starting:
+                    raise UserError(wrong)
+                if not wrong:
+                    nodes[int(client)] = node
+                    self._clients[node] = int(client)
+            if ids:
+                self._link.wait()
+        self.of = nodes
+
+    def _claimed(self, reply: Message) -> Id | str:
+        """The client that a node says it holds, or what is wrong with that."""
+        if reply.has_error():
+            return f"a node does not start its app: {cleaned(reply.error.reason)}"
+        try:
+            client = decoded(read_content(reply.content)[0], int)
+        except FrameError:
+            return "a node does not run this package's app"
+        if client not in self._problem.clients:
+            last = len(self._problem.clients) - 1
+            return f"a node says it holds client {client}, not one of 0 to {last}: set its partition-id"
+        return client

@@ -1,0 +1,159 @@
+"""Clients on nodes of a Flower grid: waited for, asked what they hold, welcomed between rounds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fewbytes.base.errors import UserError, cleaned
+from fewbytes.core.ledger import LeftOut
+from fewbytes.core.metrics import MOST_SAMPLES
+from fewbytes.core.policy import ABSENT, TooFewReplies
+from fewbytes.core.problem import Id
+from fewbytes.engines.dispatcher import Dispatcher
+from fewbytes.engines.handlers import SAVE, SampleCounts
+from fewbytes.engines.store import ClientStore
+from fewbytes.engines.terms import Terms
+from fewbytes.engines.transport import Sites
+from fewbytes.flower.link import Link
+from fewbytes.flower.nodes import Nodes
+from fewbytes.flower.transport import DATA, GridTransport
+from fewbytes.running.watcher import Watcher
+
+MOST_WAITING = 300.0  # seconds between tries of a round that too few answered
+
+
+class GridSites(Sites):
+    """What is known of clients on nodes."""
+
+    def __init__(
+        self, terms: Terms, link: Link, nodes: Nodes, transport: GridTransport, dispatcher: Dispatcher, watcher: Watcher
+    ) -> None:
+        self._terms, self._policy, self._problem = terms, terms.policy, terms.task.problem
+        self._link, self._nodes, self._transport, self._dispatcher = link, nodes, transport, dispatcher
+        self._roster, self._unable, self._watcher = dispatcher.roster, dispatcher.roster.unable, watcher
+        dispatcher.on_awaited = lambda clients: watcher.awaited([nodes.called(i) for i in clients])
+
+    def called(self, client: Id) -> str:
+        """By number and registered name."""
+        return self._nodes.called(client)
+
+    def gather(self, new: bool) -> None:
+        """Wait for the clients that are to take part from the start or, if the run is not `new`, again."""
+        wanted = set(self._roster.clients)
+        there = self._hear(self._connected(wanted, starting=True))
+        if (first := next(iter(self._unable), None)) is not None and len(there) < self._needed(wanted):
+            raise UserError(f"{self.called(first)} cannot take part: {self._unable[first]}")
+        if new:
+            self._roster.clients = there
+
+    def arrivals(self, due: Sequence[Id]) -> tuple[list[Id], list[LeftOut]]:
+        """Those whose nodes are connected and can take part; if nobody else is left they are waited for, as at the
+        start."""
+        if due and not self._roster.clients:
+            there = self._connected(set(due))
+        else:
+            self._nodes.refresh()
+            there = [i for i in due if i in self._nodes.of]
+        able = self._hear(there)
+        return able, [self._absence(i) for i in due if i not in able]
+
+    def patient(self, tries: int) -> bool:
+        """Wait for clients to come back: 1, 2, 4, … seconds, up to five minutes."""
+        if tries > self._policy.retries:
+            return False
+        self._link.wait(min(2.0 ** (tries - 1), MOST_WAITING))
+        self._nodes.refresh()
+        return True
+
+    def make_durable(self, before: Mapping[Id, int]) -> None:
+        """Nodes do before they answer, but for a simulation's, whose files are in the run folder."""
+        if self._link.exchange.frame_folder is not None:
+            ClientStore(self._terms.states).make_durable(self._roster.versions.items() - before.items())
+
+    def keep(self, kept: Sequence[Mapping[Id, int]], busy: Collection[Id]) -> None:
+        """Nodes may remove older states: the next requests say so."""
+        self._transport.oldest = {i: min(versions.get(i, 0) for versions in kept) for i in self._roster.versions}
+
+    def save_models(self, folder: Path, about: dict[str, Any], t: int) -> None:
+        """Have the nodes save them in their own folders."""
+        if self._terms.method.has_local_models:
+            for _ in self._dispatcher.ask(SAVE, self._roster.ever(), t, frame=msgspec.json.encode(about)):
+                pass
+
+    def _connected(self, wanted: set[Id], starting: bool = False) -> list[Id]:
+        """Those of the wanted clients that are connected, as soon as all are or connect_timeout is over.
+
+        Raises TooFewReplies, and UserError for a node that says what cannot be, if the run is `starting`.
+        """
+        deadline, reported, of = time.monotonic() + self._policy.connect_timeout, -1, self._nodes
+        of.refresh(starting)
+        while not wanted <= of.of.keys() and time.monotonic() < deadline:
+            if len(wanted & of.of.keys()) != reported:
+                reported = len(wanted & of.of.keys())
+                self._watcher.waiting(reported, len(wanted))
+            new = sorted(wanted & of.of.keys() - self._unable.keys())
+            self._hear([i for i in new if i not in self._roster.sample_counts])  # to learn at once what must be mended
+            self._link.wait(max(self._link.exchange.poll, 0.2))
+            of.refresh(starting)
+        there, needed = sorted(wanted & of.of.keys()), self._needed(wanted)
+        if len(there) < needed:
+            raise TooFewReplies(
+                f"{len(there)} of {len(wanted)} clients connected within {self._policy.connect_timeout:g} s, at least "
+                f"{needed} must (--min-replies {self._policy.min_replies:g} of them); absent: "
+                f"{', '.join(self.called(i) for i in sorted(wanted - set(there))[:5])}"
+            )
+        return there
+
+    def _needed(self, wanted: set[Id]) -> int:
+        """How many of the wanted clients must take part."""
+        return math.ceil(self._policy.min_replies * len(wanted))
+
+    def _hear(self, clients: Sequence[Id]) -> list[Id]:
+        """Learn what clients hold whose data are not here, as far as their nodes say; those that can take part.
+
+        Why one cannot is said once for each reason, and it is asked again before the next round.
+        """
+        data, counts = self._terms.task.data.clients, self._roster.sample_counts
+        asked = [i for i in clients if i not in counts and not len(data[i].train)]
+        able = [i for i in clients if i not in asked]
+        for client, answer in self._dispatcher.ask(DATA, asked, t=0):
+            if answer.done.error or answer.different:
+                self._pass_over(client, f"it {answer.why}" if answer.different else cleaned(answer.done.error, 1000))
+                continue
+            self._unable.pop(client, None)
+            train, test = answer.done.sample_counts or (None, None)
+            counts[client] = self._counts(train), self._counts(test)
+            if answer.done.spent is not None and (spent := answer.done.spent[0]) > 0:
+                self._watcher.note(
+                    f"earlier runs have spent epsilon {spent:.3g} of the samples of {self.called(client)}"
+                )
+            able.append(client)
+        return sorted(able)
+
+    def _pass_over(self, client: Id, why: str) -> None:
+        if self._unable.get(client) != why:
+            self._unable[client] = why
+            self._watcher.refused(client, self._with_name(client, why))
+
+    def _counts(self, said: SampleCounts) -> SampleCounts:
+        """What a node said, where it can be; the sum where the classes are not those that are known here."""
+        counts = [said] if isinstance(said, int) else said
+        if counts is None or not all(0 <= count < MOST_SAMPLES for count in counts):
+            return None
+        if isinstance(said, int) or said is None:
+            return said
+        return said if len(said) == len(self._terms.task.data.groups or self._problem.classes) else sum(said)
+
+    def _absence(self, client: Id) -> LeftOut:
+        if self._transport.reaches(client) and client in self._unable:
+            return LeftOut(client, ABSENT, "rejected", self._with_name(client, self._unable[client]))
+        return LeftOut(client, ABSENT, "unreachable", self._with_name(client, "its node is not connected"))
+
+    def _with_name(self, client: Id, why: str) -> str:
+        return f"{self._nodes.names[client]}: {why}" if self._nodes.names else why

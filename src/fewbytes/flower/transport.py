@@ -1,0 +1,133 @@
+"""Jobs as messages of a Flower grid, and their answers, read with suspicion."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+from flwr.app import Message
+
+from fewbytes.base.errors import FrameError, cleaned
+from fewbytes.core.problem import Id
+from fewbytes.engines.handlers import SAVE, SCORE, Done, Job
+from fewbytes.engines.terms import Terms
+from fewbytes.engines.transport import Answer, Transport
+from fewbytes.flower.link import Link
+from fewbytes.flower.messages import decoded, read_content, seal_of, sealed, write_content
+from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
+from fewbytes.flower.nodes import Nodes
+from fewbytes.flower.private.errors import away
+from fewbytes.wire import Frame
+
+DATA = ":data"
+"""What a node is asked for how many samples its client has."""
+KINDS = {SCORE: "evaluate.score", SAVE: "query.save", DATA: "query.data"}
+"""The types of messages that ask for what is no handler of the method's."""
+DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
+
+
+class _Sent(NamedTuple):
+    """A message as Flower took it: its id, and the order in it."""
+
+    id: str
+    order: bytes
+
+
+class GridTransport(Transport):
+    """Carries jobs over a grid. `nonce`: what tells the run from all others of its name, which is its folder's."""
+
+    def __init__(self, terms: Terms, link: Link, nodes: Nodes, nonce: bytes) -> None:
+        self.ahead = link.exchange.ahead or sys.maxsize
+        self.oldest: dict[Id, int] = {}
+        """The version of each client's state that a kept checkpoint names: nodes may remove older ones."""
+        self._terms, self._link, self._nodes, self._nonce = terms, link, nodes, nonce
+        self._run, self._frames = terms.folder.resolve().name, link.exchange.frame_folder
+        self._agreed: dict[Any, bytes] = {}
+        self._sent: dict[int, _Sent] = {}  # by the number of its job
+
+    def reaches(self, client: Id) -> bool:
+        """Whether its node was connected when that was last looked at."""
+        return client in self._nodes.of
+
+    def put(self, frame: Frame) -> str:
+        """In a simulation's folder of frames."""
+        return "" if self._frames is None else self._frames.put(frame)
+
+    def free(self, at: str) -> None:
+        """Remove it there."""
+        if self._frames is not None:
+            self._frames.remove(at)
+
+    def submit(self, job: Job, frames: Sequence[bytes], call: int) -> bool:
+        """Send it to the client's node; False if Flower does not take it."""
+        order = msgspec.msgpack.encode(self._order(job, call))
+        content = write_content(order, frames[0] if len(frames) == 1 else b"".join(frames))
+        kind = KINDS.get(job.handler, "train.handler")
+        number = self._link.push(kind, self._nodes.of[job.client], content, job.round)
+        if number is not None:
+            self._sent[job.number] = _Sent(number, order)
+        return number is not None
+
+    def poll(self, jobs: Sequence[Job], most: int) -> dict[int, Answer]:
+        """Look for replies, at most so many at once; if there is none, wait for a while."""
+        ids = {self._sent[job.number].id: job for job in jobs}
+        numbers = list(ids)
+        for start in range(0, len(numbers), most):
+            if found := self._link.pull(numbers[start : start + most]):
+                return {ids[number].number: self._answer(ids[number], reply) for number, reply in found.items()}
+        self._link.wait()
+        return {}
+
+    def end(self, jobs: Sequence[Job]) -> None:
+        """What is still to come is not looked for."""
+        for job in jobs:
+            if (sent := self._sent.pop(job.number, None)) is not None:
+                self._link.forget(sent.id)
+
+    def _order(self, job: Job, call: int) -> Order:
+        terms, key = self._terms, self._terms.task.problem.architecture(job.client)
+        if key not in self._agreed:
+            self._agreed[key] = digest(in_common(terms.method, terms.task, job.client))
+        oldest = self.oldest.get(job.client, 0)
+        return Order(self._run, self._agreed[key], job, call, oldest, terms.coded, self._nonce)
+
+    def _answer(self, job: Job, reply: Message) -> Answer:
+        """What a client's reply to a job comes to."""
+        if reply.has_error():
+            if why := away(reply.error):
+                return Answer("unreachable", why)
+            return Answer("failed", f"Flower's error {reply.error.code}: {cleaned(reply.error.reason)}")
+        try:
+            text, frame = read_content(reply.content, self._frames)
+            if self._frames is not None and "name" in reply.content.config_records["fewbytes"]:
+                self._frames.remove(str(reply.content.config_records["fewbytes"]["name"]))
+            if len(text) > DONE_LIMIT:
+                raise FrameError("length", f"{len(text)} bytes of measurements beside a reply")
+            done = decoded(text, Done)
+        except FrameError as error:
+            return Answer("rejected", cleaned(str(error)))
+        if done.error.startswith(DIFFERENT):
+            why = self._difference(job.client, done.error.removeprefix(DIFFERENT))
+            return Answer("failed", why, different=True)
+        if done.error:
+            return Answer("failed", cleaned(done.error), done, frame)
+        sent = self._sent[job.number]
+        if seal_of(reply.content) != sealed(sent.order, text, frame):
+            return Answer("rejected", "it answers another order, of an earlier round or another run", done, frame)
+        elapsed = self._link.elapsed(sent.id)
+        return Answer("answered", "", done, frame, moving=None if elapsed is None else elapsed - done.seconds)
+
+    def _difference(self, client: Id, text: str) -> str:
+        """What a node has else than this server, in one line."""
+        ours, theirs = in_common(self._terms.method, self._terms.task, client), {}
+        with suppress(msgspec.MsgspecError):
+            theirs = msgspec.json.decode(text, type=dict[str, str])
+        differing = [
+            f"{cleaned(k)}: {cleaned(theirs.get(k, 'none'))} there, {ours.get(k, 'none')} here"
+            for k in ours | theirs
+            if theirs.get(k) != ours.get(k)
+        ]
+        return f"runs something else than this server: {'; '.join(differing)}"[:1000]
