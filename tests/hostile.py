@@ -23,7 +23,7 @@ from torch import Tensor
 import fewbytes as fb
 from fewbytes.base.errors import FrameError
 from fewbytes.data import ClientData, FederatedData, Split
-from fewbytes.engines import base, handlers
+from fewbytes.engines import handlers, replies
 from fewbytes.engines.handlers import Runner
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.link import Exchange
@@ -289,11 +289,11 @@ def outcome(name: str, lie: Lie | None = None, refused: bool = False, flower: bo
             raise FrameError("values", "refused")
         admitted(*arguments)
 
-    admitted, method, task = base.admit, CASES[name], task_of(name)
+    admitted, method, task = replies.admit, CASES[name], task_of(name)
     how: dict[str, Any] = {"rounds": ROUNDS, "save_models": False}
     with tempfile.TemporaryDirectory() as folder, lying(change):
         out = Path(folder) / "run"
-        base.admit = admit
+        replies.admit = admit
 
         def run(resume: bool, watcher: fb.Watcher) -> None:
             if not flower:
@@ -313,4 +313,4 @@ def outcome(name: str, lie: Lie | None = None, refused: bool = False, flower: bo
         except Exception as error:
             return Outcome(f"{type(error).__name__}: {error}", b"", [])
         finally:
-            base.admit = admitted
+            replies.admit = admitted

@@ -30,7 +30,7 @@ class Exchanges(Limit):
         self.so_far = rows[-1]["exchanges"] if rows else 0
 
     def begin(self, engine):
-        self.heard.append(("begin", engine.t))
+        self.heard.append(("begin", engine.step.t))
 
     def before_round(self, opening):
         self.heard.append(("before", opening.t))
