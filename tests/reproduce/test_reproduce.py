@@ -321,7 +321,7 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
     )
     assert "- Small." in text
     assert "seeds 1, 2; ± is" in text
-    assert "- Left out, as these cannot be had here: no-such-data." in text
+    assert "- Left out, as these are not available here: no-such-data." in text
     listed = json.loads((tmp_path / "tiny-small" / "table-1.json").read_text())
     assert listed[0]["values"] == {str(seed): value for seed, value in first.values.items()}
     page = (tmp_path / "tiny-small" / "table-1.html").read_text()
@@ -382,7 +382,7 @@ def test_cells_whose_generator_is_not_there_are_left_out(tiny: Path, tmp_path: P
     made = reproduce("tiny/table-1", columns=["alpha 0.3"], seeds=[1], out=tmp_path, tell=told.append)
     assert made.rows == ["Separate"]
     assert any(line.startswith("left out: ") and "absent.pkl" in line for line in told)
-    assert "Left out, as these cannot be had here: absent.pkl." in made.notes
+    assert "Left out, as these are not available here: absent.pkl." in made.notes
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])

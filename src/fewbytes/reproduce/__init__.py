@@ -92,7 +92,7 @@ def reproduce(
     notes = [
         *table.notes,
         f"Scale: {scale}; seed{'s' if len(used) > 1 else ''} {', '.join(map(str, used))}{deviation}.",
-        *([f"Left out, as these cannot be had here: {', '.join(missing)}."] if missing else []),
+        *([f"Left out, as these are not available here: {', '.join(missing)}."] if missing else []),
         *([f"Given: {', '.join(f'{key}={value}' for key, value in given.items())}."] if given else []),
     ]
     suffix = "".join(f"-{key.replace('.', '-')}-{value}" for key, value in given.items())

@@ -85,7 +85,7 @@ class Reproduction:
     @property
     def heading(self) -> str:
         """What the table for the terminal is of."""
-        below = "; below ours the paper's, and how far ours is from it" if self.printed else ""
+        below = "; below ours the paper's, and the difference from ours" if self.printed else ""
         return f"{self.of.title}: {self.of.unit}{below}"
 
     def table(self) -> rich.table.Table:
@@ -106,7 +106,7 @@ class Reproduction:
 
     def markdown(self) -> str:
         """The table with what is to be known of it, the paper's figures in brackets."""
-        brackets = "; the paper's in brackets, and how far ours is from it" if self.printed else ""
+        brackets = "; the paper's in brackets, and the difference from ours" if self.printed else ""
         lines = [f"# {self.of.title}", "", f"{self.of.unit[0].upper()}{self.of.unit[1:]}{brackets}.", ""]
         lines += [f"| | {' | '.join(self.columns)} |", f"| --- |{' --- |' * len(self.columns)}"]
         for row in self.rows:
