@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
@@ -11,14 +9,11 @@ from fewbytes.base.extras import needs
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
 from fewbytes.core.task import Task
-from fewbytes.engines.engine import Engine
 from fewbytes.engines.local import local_engine
-from fewbytes.engines.terms import Origin
 from fewbytes.running.drive import drive
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
-from fewbytes.running.terms import terms_of
 
 
 def run(method: Method, task: Task, *, policy: Policy | None = None, **settings: Any) -> Result:
@@ -64,7 +59,4 @@ def run_with(run: Run) -> Result:
     if settings.engine != "local":
         raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
 
-    def connect(folder: Path, origin: Origin) -> AbstractContextManager[Engine]:
-        return local_engine(terms_of(run, folder), origin, settings.workers)
-
-    return drive(run, connect)
+    return drive(run, lambda terms, origin: local_engine(terms, origin, settings.workers))

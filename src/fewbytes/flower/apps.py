@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,11 +28,9 @@ from fewbytes.base.named import only_allowed
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
 from fewbytes.core.task import Task
-from fewbytes.engines.engine import Engine
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
 from fewbytes.engines.pool import unable
-from fewbytes.engines.terms import Origin
 from fewbytes.flower.allowance import Allowed
 from fewbytes.flower.cluster import FarFrames, FarNode, Home
 from fewbytes.flower.link import Exchange
@@ -43,7 +41,6 @@ from fewbytes.running.drive import drive
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
-from fewbytes.running.terms import terms_of
 
 FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
 """The folders of a path, up to its last part."""
@@ -305,8 +302,5 @@ def serve(
 def serve_run(grid: Grid, run: Run, names: Sequence[str] = (), exchange: Exchange | None = None) -> Result:
     """`serve` of what is made already; `exchange`: how messages are handed over."""
     run.settings.check_on_flower()
-
-    def connect(folder: Path, origin: Origin) -> AbstractContextManager[Engine]:
-        return grid_engine(grid, terms_of(run, folder), origin, names, exchange or Exchange(), run.settings.watcher)
-
-    return drive(run, connect)
+    how, watcher = exchange or Exchange(), run.settings.watcher
+    return drive(run, lambda terms, origin: grid_engine(grid, terms, origin, names, how, watcher))

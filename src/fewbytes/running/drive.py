@@ -12,7 +12,7 @@ from typing import Any
 from fewbytes.base.files import ScratchFolder
 from fewbytes.core.devices import open_device
 from fewbytes.engines.engine import Engine
-from fewbytes.engines.terms import Origin
+from fewbytes.engines.terms import Origin, Terms
 from fewbytes.models.files import save_model
 from fewbytes.running.folder import held
 from fewbytes.running.loop import Loop
@@ -20,8 +20,8 @@ from fewbytes.running.promises.every import promises_of
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
 
-Connect = Callable[[Path, Origin], AbstractContextManager[Engine]]
-"""Opens an engine for the run in a folder, which begins there."""
+Connect = Callable[[Terms, Origin], AbstractContextManager[Engine]]
+"""Opens an engine for a run that begins there."""
 
 
 def drive(run: Run, connect: Connect) -> Result:
@@ -45,7 +45,7 @@ def _drive(run: Run, folder: Path, connect: Connect) -> Result:
         settings.watcher.note(note)
     with held(folder):
         checkpoint = loop.begin()
-        with connect(folder, loop.origin(checkpoint)) as engine:
+        with connect(run.terms(folder), loop.origin(checkpoint)) as engine:
             open_device(task.problem.device)
             summary = loop.run(engine, checkpoint)
             model = method.global_model(loop.state, task.problem)

@@ -83,7 +83,7 @@ class Loop:
         return checkpoint
 
     def origin(self, checkpoint: Checkpoint | None) -> Origin:
-        """Where an engine begins: at a checkpoint, or at the start."""
+        """Where an engine stands that goes on from a checkpoint, or at the start."""
         return Origin.start(self.task.problem) if checkpoint is None else checkpoint.origin()
 
     def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 from fewbytes.base.errors import UserError, named
@@ -13,6 +14,7 @@ from fewbytes.core.rules import Rule
 from fewbytes.core.task import Task
 from fewbytes.core.trial import check_models as check_first_models
 from fewbytes.core.trial import try_models
+from fewbytes.engines.terms import Terms
 from fewbytes.running.rounding import check_rounding
 from fewbytes.running.settings import Settings
 
@@ -54,6 +56,13 @@ class Run:
     def rounds(self) -> int:
         """How many rounds are planned."""
         return self.method.planned_rounds(self.settings.rounds)
+
+    def terms(self, folder: Path) -> Terms:
+        """What an engine takes of it, in a folder."""
+        settings, clients = self.settings, len(self.task.problem.clients)
+        seconds = None if settings.speeds is None else settings.speeds.seconds(clients, self.task.problem.seed)
+        rates = settings.uplink(), settings.downlink()
+        return Terms(self.method, self.task, folder, self.policy, settings.coded, settings.keep_frames, *rates, seconds)
 
     def _check_settings(self) -> None:
         settings, name, clients = self.settings, self.method.method_name, len(self.task.problem.clients)

@@ -46,12 +46,12 @@ class Phase:
     @classmethod
     def of(cls, engine: Engine, phase: str, client: Id | None, before: int) -> Self:
         """The phase that an engine has just gone through; `before`: exchanges in the ledger when it began."""
-        ledger, step = engine.ledger, engine.step
+        ledger, step, roster = engine.ledger, engine.step, engine.roster
         cohort, moved = len(np.unique(ledger.columns(before)["client"])), ledger.totals(before)
         return cls(
             step.t, phase, client, cohort, moved, step.records, step.left_out, step.not_finite,
-            partial(step.updates.beside, engine.roster.samples_of), step.notes, step.staleness,
-            engine.streaming.clock.now, step.released, engine.sites.called,
+            partial(step.updates.beside, roster.samples_of), step.notes, step.staleness, engine.streaming.clock.now,
+            step.released, engine.sites.called,
         )  # fmt: skip
 
 
