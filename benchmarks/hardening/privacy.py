@@ -8,7 +8,8 @@ from dp_accounting.pld import PLDAccountant
 from figures import Figure
 from scipy.stats import kstest
 
-from fewbytes.core.privacy import ClientPrivacy, clipped, gaussian, random_bytes
+from fewbytes.core.client_privacy import ClientPrivacy, clipped
+from fewbytes.core.privacy import gaussian, random_bytes
 from fewbytes.core.promise import Privacy
 
 

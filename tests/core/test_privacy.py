@@ -16,17 +16,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 import fewbytes as fb
 from fewbytes.base.streams import seed_all
-from fewbytes.core.privacy import (
-    ClientPrivacy,
-    PrivateMean,
-    PrivateSteps,
-    SamplePrivacy,
-    clipped,
-    clipped_sum,
-    gaussian,
-    random_bytes,
-    uniform,
-)
+from fewbytes.core.client_privacy import ClientPrivacy, PrivateMean, clipped
+from fewbytes.core.privacy import PrivateSteps, SamplePrivacy, clipped_sum, gaussian, random_bytes, uniform
 from fewbytes.core.promise import Privacy
 from fewbytes.core.training import Local, fit
 from fewbytes.data.split import LazySamples, Split

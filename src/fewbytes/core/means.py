@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from fewbytes.base.errors import MethodError, with_article
 from fewbytes.base.state import EntryMeans, Mean, State
 from fewbytes.core.aggregation import RobustMean, norm_clipped, vote
+from fewbytes.core.client_privacy import ClientPrivacy, PrivateMean
 from fewbytes.core.network import Vote
-from fewbytes.core.privacy import Bytes, ClientPrivacy, PrivateMean
+from fewbytes.core.privacy import Bytes
 from fewbytes.core.rules import VOTES, Rule
 
 

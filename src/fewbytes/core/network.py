@@ -18,8 +18,6 @@ from fewbytes.base.rate import Way
 from fewbytes.base.state import State
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
-from fewbytes.wire.dense import Dense
-from fewbytes.wire.masked import Masked
 from fewbytes.wire.schema import check_fields, schema_of
 
 Sent = TypeVar("Sent")
@@ -71,7 +69,7 @@ class Handler:
         """Whether a run that rounds what travels that way finds something to round in its messages or replies."""
         kind = self.reply if way == "uplink" else self.message
         leaves = () if kind is None else schema_of(kind).types()
-        return any(of in (Dense, Masked) and EXACT not in marks for of, marks in leaves)
+        return any(getattr(of, "roundable", False) and EXACT not in marks for of, marks in leaves)
 
 
 def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:

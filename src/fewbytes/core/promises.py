@@ -37,7 +37,7 @@ class Promises:
     """Which rules (`fewbytes.core.rules`) bear on all the means that its server takes of what clients send: it asks for
     them by `net.mean`, `net.entry_means` or, where they are no plain means, `net.clipped`."""
     protects: Set[Protected] = frozenset()
-    """Whose privacy a run of it can promise (`fewbytes.core.privacy`). Of clients: what its server takes over from
+    """Whose privacy a run of it can promise (`fewbytes.core.promise`). Of clients: what its server takes over from
     replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit`
     a round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
     sums: bool = False

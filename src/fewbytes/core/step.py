@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fewbytes.base.errors import MethodError
 from fewbytes.base.streams import stream
+from fewbytes.core.client_privacy import ClientPrivacy
 from fewbytes.core.gallery import check_name
 from fewbytes.core.ledger import LeftOut
 from fewbytes.core.means import Means
 from fewbytes.core.network import Shown
-from fewbytes.core.privacy import Bytes, ClientPrivacy
+from fewbytes.core.privacy import Bytes
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.records import Gathered
 from fewbytes.core.rules import Rule

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fewbytes.core.client_privacy import ClientPrivacy
 from fewbytes.core.devices import prepare_device
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.network import Network
-from fewbytes.core.privacy import ClientPrivacy
 from fewbytes.core.problem import Id
 from fewbytes.core.rules import Rule
 from fewbytes.core.step import Step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -18,6 +18,7 @@ class Dense:
     """Named tensors, whole: `state[name]` of any shape and type. Papers count the values' own bytes."""
 
     state: State
+    roundable: ClassVar[bool] = True  # a run may round it: see `Writer.state`
 
     def dense(self) -> State:
         """The tensors by name."""

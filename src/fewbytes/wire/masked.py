@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class Masked:
 
     mask: State
     values: Tensor
+    roundable: ClassVar[bool] = True  # a run may round it: see `Writer.array`
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Self:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
-from fewbytes.core.privacy import ClientPrivacy
+from fewbytes.core.client_privacy import ClientPrivacy
 from fewbytes.core.promise import Privacy
 from fewbytes.engines.engine import Engine
 from fewbytes.running.promises.promise import Phase, Promise, Row
