@@ -17,8 +17,8 @@ import fewbytes as fb
 from fewbytes.core import table
 from fewbytes.core.task import Task
 from fewbytes.data import ClientData, FederatedData, Split
-from fewbytes.methods import fedpurin
 from fewbytes.methods.fedpurin import Critical, FedPURIN, Personal, taking_part
+from fewbytes.methods.parts import critical as parts
 from fewbytes.methods.parts.activations import watched
 from fewbytes.methods.parts.critical import (
     collaborators,
@@ -251,7 +251,7 @@ def test_bad_parameters_are_refused(wrong):
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 17])
 def test_overlaps_are_those_of_each_pair_however_many_words_are_compared_at_once(at_once, monkeypatch):
-    monkeypatch.setattr(fedpurin, "WORDS_AT_ONCE", at_once)
+    monkeypatch.setattr(parts, "WORDS_AT_ONCE", at_once)
     drawn = torch.rand(4, 333, generator=torch.Generator().manual_seed(0)) < torch.tensor([[0.0], [0.2], [0.5], [1.0]])
     table = overlap([{"a": row[:100].view(10, 10), "b": row[100:]} for row in drawn])
     for i, mine in enumerate(drawn):
