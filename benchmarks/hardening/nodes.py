@@ -158,8 +158,8 @@ class Exchange:
     def asked(self, what: str, client: int, message: Any) -> Any:
         """A client's answer; None if it refuses."""
         try:
-            handler = getattr(self.method, what)
-            return handler(self.states[client], message, self.site(client, "train" if what == "train" else ""))
+            site = self.site(client, "train" if what == "train" else "")
+            return self.method.handle(what, self.states[client], message, site)
         except fb.FewbytesError as error:
             self.refused.append(str(error))
             return None
