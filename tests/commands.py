@@ -1,4 +1,5 @@
-"""Runs the command line in a process of its own, forked from the tests': what they have imported is there already."""
+"""Runs the command line: in a process forked from the tests', where what they have imported is there already, or in
+theirs."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+import pytest
 from runs import PATIENCE
 
 from fewbytes.__main__ import main
@@ -37,6 +39,16 @@ def fewbytes(
         out.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess(words, process.exitcode, out.read(), errors.read())
+
+
+def ended(capsys, monkeypatch, folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """The exit code, standard output and standard error of a command, run in this process."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["fewbytes", *arguments])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code, *capsys.readouterr()
 
 
 def _command(words: list[str], cwd: Path | None, env: dict[str, str], out: IO[str], errors: IO[str]) -> None:

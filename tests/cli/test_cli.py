@@ -17,7 +17,7 @@ from typing import Literal, get_origin
 
 import pyarrow.parquet as pq
 import pytest
-from commands import fewbytes
+from commands import ended, fewbytes
 
 import fewbytes as fb
 from fewbytes.__main__ import main
@@ -136,16 +136,6 @@ class Broken(fb.Method):
 
     def round(self, state: None, net: fb.Network, t: int) -> None:
         raise ZeroDivisionError("nothing to divide by")
-
-
-def ended(capsys, monkeypatch, folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """The exit code, standard output and standard error of a command, run in this process."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["fewbytes", *arguments])
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return stop.value.code, *capsys.readouterr()
 
 
 @pytest.mark.parametrize(("given", "counted"), [({"epochs": 2, "steps": 0}, "epochs"), ({"steps": 2}, "steps")])
@@ -717,7 +707,7 @@ def test_no_space_left(tmp_path):
 
 
 def test_who_is_excluded_stays_so_when_the_run_is_resumed_again(tmp_path):
-    run = ["run", "fedavg", "--dataset", "digits", "--clients", "4", "--rounds", "3", "--set", "batch=40"]
+    run = ["run", "fedavg", "--dataset", "digits", "--clients", "4", "--rounds", "3", "--samples", "40/10"]
     assert fewbytes(*run, "--keep-checkpoints", "4", "--workers", "1", "--out", tmp_path / "runs").returncode == 0
     refused = fewbytes(*run, "--exclude", "4", "--out", tmp_path / "none")
     assert "exclude names client 4, and there are clients 0 to 3" in refused.stderr
