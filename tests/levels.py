@@ -41,6 +41,12 @@ SLOW = {
     "methods/test_fedktl.py::test_centroids": "a training of its generator's latents",
     "methods/test_fedktl.py::test_a_run_resumed_by_a_new_process": "two processes",
     "methods/test_fedkgf.py::test_permuted_assembly": "a comparison of two trainings",
+    "laws/test_plain_loop.py::test_a_run_computes_what_a_plain_loop_does[googlenet": "resnet18 has its layers",
+    "laws/test_plain_loop.py::test_a_run_computes_what_a_plain_loop_does[MNASNet": "mobilenet_v2 has its layers",
+    "methods/test_fusefl.py::test_local_model_of_every_stage[forward-conv-8": "eight blocks; four are built alike",
+    "methods/test_fusefl.py::test_local_model_of_every_stage[forward-avg-8": "eight blocks; four are built alike",
+    "methods/test_fusefl_runs.py::test_the_fused_network_can_be_exported": "an export by torch's compiler",
+    "process/test_every_method.py::test_it_runs[fusefl": "40 epochs for each of four blocks",
     "models/test_export.py::test_a_methods_model": "exports of every kind of method",
     "reproduce/test_reproduce.py::test_the_settings_of_every_cell": "every cell of every table",
     "wire/test_wire.py::test_sections_with_flipped_bits": "every bit of every section",
@@ -130,9 +136,9 @@ def quick_cases() -> frozenset[str]:
 
 def is_for_all_alone(test: str, name: object) -> bool:
     """Whether `make test` leaves out a test, by its name below tests/ and its parameter `name`."""
-    if test.startswith(OVER_CASES) and name in [*CASES, *fb.METHODS]:
-        return name not in quick_cases()
-    return test.startswith(tuple(SLOW)) and not test.startswith(QUICK)
+    if test.startswith(tuple(SLOW)) and not test.startswith(QUICK):
+        return True
+    return test.startswith(OVER_CASES) and name in [*CASES, *fb.METHODS] and name not in quick_cases()
 
 
 if __name__ == "__main__":

@@ -180,14 +180,17 @@ LIBRARIES = (
 """Names that this package or its libraries import, or try to."""
 
 
-@pytest.mark.parametrize("how", [["-m", "fewbytes"], [str(Path(sys.executable).parent / "fewbytes")]])
+DEPLOY = ["deploy", "fedavg", "--dataset", "digits", "--clients", "2", "--rounds", "1", "--set", "epochs=1"]
+MODULE, SCRIPT = ["-m", "fewbytes"], [str(Path(sys.executable).parent / "fewbytes")]
+
+
 @pytest.mark.parametrize(
-    "command",
+    ("how", "command"),
     [
-        ["report", "."], ["export", ".", "--torch"], ["methods"],
-        ["deploy", "fedavg", "--dataset", "digits", "--clients", "2", "--rounds", "1", "--set", "epochs=1"],
+        (MODULE, ["report", "."]), (MODULE, ["export", ".", "--torch"]), (MODULE, ["methods"]), (MODULE, DEPLOY),
+        (SCRIPT, ["methods"]), (SCRIPT, ["export", ".", "--torch"]),  # Python puts the script's folder first
     ],
-    ids=lambda command: command[0],
+    ids=lambda words: Path(words[0]).name,
 )  # fmt: skip
 def test_no_file_of_the_current_folder_stands_for_a_library(how, command, folder):
     for name in LIBRARIES:
@@ -197,7 +200,7 @@ def test_no_file_of_the_current_folder_stands_for_a_library(how, command, folder
     assert not (folder / "ran").exists()
 
 
-@pytest.mark.parametrize("how", [["-m", "fewbytes"], [str(Path(sys.executable).parent / "fewbytes")]])
+@pytest.mark.parametrize("how", [MODULE, SCRIPT], ids=["module", "script"])
 def test_what_is_named_lies_in_the_current_folder(how, tmp_path):
     made = "import torch\nimport helper\ndef net(shape, classes):\n    return helper.net(shape, classes)\n"
     layers = "torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))"
