@@ -11,7 +11,7 @@ from typing import Any
 from proxy import NONE, Faults, Proxy
 
 import fewbytes as fb
-from fewbytes.experiments.deploy import Deployment, places
+from fewbytes.experiments.deploy import Deployment, Nodes, places
 from fewbytes.experiments.settings import Experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower.processes import Processes
@@ -75,7 +75,7 @@ def deploy(
     """Run an experiment on Flower's processes in `folder`/run, each client's link with these faults; `node`: resident
     or stock."""
     experiment = find(experiment).experiment
-    deployed = Deployment(experiment, folder / "run", places(experiment, None), "127.0.0.1:0", False, node=node)
+    deployed = Deployment(experiment, folder / "run", Nodes(places(experiment, None), kind=node), False)
     deployed.processes = through = ProxiedDeployment(deployed.folder, node == "resident")
     host, port = through.address.split(":")
     with ExitStack() as stack:

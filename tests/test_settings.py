@@ -2,78 +2,165 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import Any
+import tempfile
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import hypothesis
 import msgspec
 import pytest
+import typer
 from cases import TinyNet, tiny_data, tiny_task
+from hypothesis import strategies as st
+from msgspec import Meta
 from typer.testing import CliRunner
 
 import fewbytes as fb
 from fewbytes.cli.app import app
-from fewbytes.data import Partition
+from fewbytes.cli.shared import with_settings
+from fewbytes.core.policy import Excluded
+from fewbytes.core.promise import Privacy
+from fewbytes.core.rules import Rule
+from fewbytes.core.speeds import Speeds
+from fewbytes.core.uplink import UplinkBits
+from fewbytes.core.weights import ClassWeights
+from fewbytes.data import PARTITIONS, Partition
 from fewbytes.experiments.app import read_run_config
 from fewbytes.experiments.groups import DECLARED, GROUPS
 from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.models.lora import Lora
+from fewbytes.models.normalisation import Normalisation
 from fewbytes.running.settings import Settings
+from fewbytes.running.stopping import StopWhen
 
-OTHER: dict[str, Any] = {
-    "dataset": "cells", "image_size": 32, "masks": True, "part": 0.5, "public": "cifar10", "augment": "crop-flip",
-    "backdoor": 2, "target": ["y", "z"], "missing": "drop", "group": "patient", "uncertain": "one",
-    "leave_out": ["id"], "columns": ["x", "y z"], "missing_marks": ["NA", "-999"], "limits": "half", "decimal": "comma",
-    "categories": ["k"],
-    "date_order": "day-first", "encoding": "utf-16", "separator": ";", "sheet": "north",
-    "text": "words", "length": 64, "tokenizer": "cut",
-    "schema": {"target": ["y"], "learns": "numbers", "numbers": {"y": [0.5, 2.0]}},
-    "client_data": "sites", "class_names": ["a b", 'c", d'], "partition": "shards", "clients": 7, "alpha": 0.25,
-    "classes_per_client": 3, "shards_per_client": 4, "main_share": 0.9, "shots": 5, "samples": [50, 10],
-    "test": "held-classes", "partition_options": {"min_samples": 3},
-    "newcomers": 2, "arrival": 3, "newcomers_a_round": 1, "stay": True, "known_classes": [0, 4],
-    "newcomer_classes": [1], "metrics": ["f1", "auc"], "class_weights": "1,2", "model": "mlp", "lora": "rank=4",
-    "weights": "w.pt", "normalise": "imagenet", "kgf": 4, "clusters": 3, "seed": 5, "precision": "bf16",
-    "secure_aggregation": True, "secure_range": 8.0,
-    "device": "cuda", "recalibrate": True, "rounds": 6, "budget": 10**9, "stop_when": "f1/global>=0.5",
-    "aggregate": "trimmed-mean=0.1", "dp": "of=samples,epsilon=8,delta=1e-05,clip=0.5,noise=seeded",
-    "engine": "flower-simulation", "workers": 2, "ray_address": "auto",
-    "evaluate_every": 2, "coding": False, "keep_frames": True, "keep_checkpoints": 5,
-    "save_models": False, "min_replies": 0.75, "round_timeout": 9.0, "over_selection": 0.5,
-    "connect_timeout": 8.0,
-    "retries": 2,
-    "max_norm": 1e4,
-    "strikes": 4,
-    "exclude": "3,7",
-    "speeds": "1,2.5,10",
-}  # fmt: skip
-"""Every setting at another value than its default, but for those of which each excludes others."""
-ROUNDED: dict[str, dict[str, Any]] = {
-    "uplink_bits": {"uplink_bits": 0.5, "coding": True},
-    "uplink_step": {"uplink_step": 0.25, "coding": True},
-    "downlink_bits": {"downlink_bits": 2.0, "coding": True},
-}
 METHOD: dict[str, Any] = {"method": "fedavg", "parameters": {"batch": 20}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "arrival": {"newcomers": 1, "rounds": 10**9},
+    "newcomers_a_round": {"newcomers": 3, "rounds": 10**9, "arrival": 2},
+    "ray_address": {"engine": "flower-simulation"},
+}
+"""Settings without which another one cannot be."""
+WRITTEN: dict[type, list[str]] = {
+    StopWhen: ["patience=5", "f1/global>=0.5", "loss/personalised<=1e-05"],
+    Rule: ["median", "trimmed-mean=0.1", "krum=2", "norm-clip", "norm-clip=1.5"],
+    Privacy: ["epsilon=8,delta=1e-05,clip=0.5", "of=samples,epsilon=0.5,delta=0.001,clip=2,noise=seeded"],
+    UplinkBits: ["0.5", "3.14159265", "auto=1000000B/s"],
+    Speeds: ["1,2.5,10", "10x"],
+    Excluded: ["3,7", "0"],
+    Lora: ["rank=4", "rank=8,alpha=16", "rank=2,alpha=1,targets=q_proj+v_proj"],
+    Normalisation: ["imagenet", "data", "0.5/0.25", "0.1,0.2,1234567.8/1,2,3e-07"],
+    ClassWeights: ["1,2", "0.125,0,3", "balanced"],
+}
+"""What is written of values of a class that reads text."""
+TEXT = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=8)
+NAME = st.text(st.characters(codec="ascii", categories=("Ll", "Lu")), min_size=1, max_size=8)
+PLAIN = {bool: st.booleans(), str: TEXT | st.sampled_from(PARTITIONS), type(None): st.none()}
 
 
-def test_every_setting_is_tried_here():
-    assert OTHER.keys() | ROUNDED.keys() == DECLARED.keys()
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Values that a setting's type declares."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        limits = {name: end for each in args if isinstance(each, Meta) for name in ("gt", "ge", "lt", "le")
+                  if (end := getattr(each, name)) is not None}  # fmt: skip
+        return numbers(args[0], **limits) if args[0] in (int, float) else values_of(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*(values_of(arg) for arg in args if arg is not type(None)))
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is dict:
+        return st.dictionaries(NAME, values_of(args[1]) if args[1] is not Any else st.integers(0, 9) | NAME, min_size=1)
+    if origin is tuple:
+        return st.tuples(*map(values_of, args))
+    if origin in (list, Sequence):
+        element = NAME if args[0] is str else st.integers(0, 99)
+        return st.lists(element, min_size=1, max_size=3)
+    if kind in (int, float):
+        return numbers(kind)
+    return PLAIN[kind] if kind in PLAIN else st.sampled_from(WRITTEN[kind]).map(kind.read)
 
 
-@pytest.mark.parametrize("more", [{}, *ROUNDED.values()])
-def test_every_setting_survives_a_config_file_and_flowers_run_config(more, tmp_path):
-    experiment = make_experiment(METHOD | OTHER | more)
-    (tmp_path / "config.toml").write_text(experiment.toml())
-    assert make_experiment(read_experiment(tmp_path / "config.toml")).settings() == experiment.settings()
-    assert experiment.settings().keys() == {"method", "parameters", *OTHER, *more}
+def numbers(kind: type, gt: float = -1e9, ge: float = -1e9, lt: float = 1e9, le: float = 1e9) -> st.SearchStrategy[Any]:
+    """Whole numbers or others within these ends."""
+    low, high = max(gt, ge), min(lt, le)
+    if kind is int:
+        return st.integers(int(low), int(high))
+    return st.floats(low, high, exclude_min=gt >= ge, exclude_max=lt <= le)
 
-    def flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:  # as Flower hands it to an app
-        pairs: dict[str, Any] = {}
-        for key, value in table.items():
-            pairs |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
-        return pairs
 
+def flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """A run config as Flower hands it to an app."""
+    pairs: dict[str, Any] = {}
+    for key, value in table.items():
+        pairs |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
+    return pairs
+
+
+def options(key: str, value: Any) -> list[str]:
+    """A setting as the command line spells it; nothing where it has no option."""
+    each = DECLARED[key]
+    if each.about.option is None:
+        return []
+    name, _, other = each.about.option.partition("/")
+    name = name or f"--{key.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [name if value else other] if value or other else []
+    if isinstance(value, dict):
+        return [f"{name}={k}={v}" for k, v in value.items()]
+    return [f"{name}={value if each.text is None else each.text.write(value)}"]
+
+
+@functools.cache
+def command() -> Any:
+    """A command that has the options of an experiment, and returns what was named."""
+    shown = typer.Typer()
+
+    @shown.command()
+    @with_settings
+    def show(settings: dict[str, Any]) -> None:
+        SEEN.append(settings)
+
+    return typer.main.get_command(shown)
+
+
+SEEN: list[dict[str, Any]] = []
+
+
+@pytest.mark.parametrize("key", DECLARED)
+@hypothesis.settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[*hypothesis.HealthCheck])
+@hypothesis.given(data=st.data())
+def test_what_a_setting_is_survives_files_flower_the_command_line_and_python(key, data):
+    each = DECLARED[key]
+    value = data.draw(values_of(each.kind).filter(lambda value: value != each.default))
+    base = METHOD | {"clients": 7} | BESIDE.get(key, {})
+    try:
+        experiment = make_experiment(base | {key: value})
+    except fb.UserError:
+        hypothesis.reject()  # which must be another's doing: of values that are all refused the test fails
+    (group,) = (name for name in GROUPS if key in GROUPS[name].declared())
+    assert getattr(getattr(experiment, group), each.name) == value
+    assert experiment.settings().keys() >= {"method", "parameters", key}
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write(experiment.toml())
+        file.flush()
+        assert make_experiment(read_experiment(Path(file.name))).settings() == experiment.settings()
     config = flat(experiment.run_config())
     assert {type(value) for value in config.values()} <= {str, int, float, bool}
     assert make_experiment(read_run_config(config)).settings() == experiment.settings()
+    if given_as := options(key, value):
+        command().main(given_as, standalone_mode=False)
+        there = make_experiment(base | SEEN.pop()).settings()
+        assert str(there.pop(key)) == str(experiment.settings()[key])  # of text or a number it is text
+        assert there == {name: value for name, value in experiment.settings().items() if name != key}
+    made = GROUPS[group]
+    if each.text is not None and made in (Settings, fb.Policy, Partition):  # those that Python makes
+        beside = {made.declared()[k].name: v for k, v in BESIDE.get(key, {}).items() if k in made.declared()}
+        assert getattr(made(**beside, **{each.name: each.text.write(value)}), each.name) == value
 
 
 def test_brief_settings_are_named_only_where_they_are_not_the_default():

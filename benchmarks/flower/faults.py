@@ -31,7 +31,7 @@ from proxy import NONE, Faults
 from runs import configured, fingerprint
 
 from fewbytes.base.errors import FewbytesError
-from fewbytes.experiments.deploy import Deployment, places
+from fewbytes.experiments.deploy import Deployment, Nodes, places
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.flower.children import family_of
 
@@ -125,7 +125,7 @@ def deployed(experiment: Experiment, folder: Path, fault: Fault, node: str) -> S
     except FewbytesError as error:
         if "--resume" not in str(error):
             raise
-        again = Deployment(experiment, folder / "run", places(experiment, None), "127.0.0.1:0", True, node=node)
+        again = Deployment(experiment, folder / "run", Nodes(places(experiment, None), kind=node), True)
         again.execute(Rest(seen[0]), seen[0].note)
     return seen[0]
 

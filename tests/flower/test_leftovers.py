@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: nothing to deploy", e
 from runs import until
 
 import fewbytes as fb
-from fewbytes.experiments.deploy import Deployment, places
+from fewbytes.experiments.deploy import Deployment, Nodes, places
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.children import Child, Process, end, is_alive, running, send
 from fewbytes.flower.private import programs
@@ -54,7 +54,7 @@ def prepare(folder: Path, left: str | None) -> None:
     if left is not None:
         (folder / "deployment" / "events.jsonl").write_text(left)
     experiment = make_experiment(SETTINGS)
-    Deployment(experiment, folder, places(experiment, None), "127.0.0.1:0", False).prepare()
+    Deployment(experiment, folder, Nodes(places(experiment, None)), False).prepare()
 
 
 def test_the_server_that_a_killed_deployment_left_is_ended_and_no_process_that_only_looks_like_it(tmp_path, start):

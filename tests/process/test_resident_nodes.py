@@ -23,7 +23,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test
 from proxied import Snapshots, deploy
 from proxy import Faults
 
-from fewbytes.experiments.deploy import Deployment, places
+from fewbytes.experiments.deploy import Deployment, Nodes, places
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.certificates import write_node_key
 from fewbytes.flower.children import family_of
@@ -141,7 +141,7 @@ class Place:
         self.flower = self.made.processes
 
     def deployment(self, resume: bool) -> Deployment:
-        return Deployment(self.experiment, self.run, places(self.experiment, None), "127.0.0.1:0", resume)
+        return Deployment(self.experiment, self.run, Nodes(places(self.experiment, None)), resume)
 
     def start(self) -> subprocess.Popen:
         """Both nodes in one process."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import fewbytes as fb
 from fewbytes.base.units import parse_bytes, parse_rate
 from fewbytes.running.promises.budget import HEADROOM
+from fewbytes.running.settings import Settings
 from fewbytes.running.watcher import Watcher
 
 METHOD = fb.FedAvg(**LOCAL)
@@ -126,7 +127,11 @@ def test_a_rate_that_is_none_is_told_with_the_forms_that_are_read(wrong):
         parse_rate(wrong)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, "6kB", True, 1.5])
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "6Mb"])
 def test_a_budget_that_is_none_is_refused(wrong):
-    with pytest.raises(fb.UserError, match=r"budget .*at least 1, not"):
+    with pytest.raises(fb.UserError, match=r"^budget (must be .*at least 1|is an amount of data)"):
         fb.run(METHOD, tiny_task(), rounds=1, budget=wrong)
+
+
+def test_python_takes_a_budget_as_people_write_it():
+    assert Settings(budget="6kB").budget == 6000

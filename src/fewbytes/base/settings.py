@@ -101,6 +101,27 @@ class Declared:
         """As `text_of` its type."""
         return text_of(self.kind)
 
+    def is_text(self, value: Any) -> bool:
+        """Whether a value is how one of its type is written."""
+        return self.text is not None and isinstance(value, self.text.kinds) and not isinstance(value, bool)
+
+    def read(self, key: str, given: Any) -> Any:
+        """A value that a file or the command line has, as one of its type. Raises UserError, which names the key."""
+        value = given
+        if self.text is not None and self.is_text(given):
+            try:
+                value = self.text.read(given)
+            except (ValueError, RecursionError):
+                raise UserError(f"{key} is {self.text.like}, not {given!r}") from None
+        if must := wrong(self.kind, value):
+            raise UserError(f"{key} {must}, not {value!r}")
+        try:
+            return value if _reads(type(value)) else msgspec.convert(value, self.kind)
+        except msgspec.ValidationError as error:
+            if self.text is not None:
+                raise UserError(f"{key} is {self.text.like}, not {given!r}") from None
+            raise UserError(f"{key}: {str(error)[:1].lower()}{str(error)[1:]}") from None
+
 
 def reads_text(group: type[Made]) -> type[Made]:
     """A group whose settings may be given as text, too, where it is made."""
@@ -108,8 +129,10 @@ def reads_text(group: type[Made]) -> type[Made]:
 
     @functools.wraps(init)
     def read(self: Made, *args: Any, **values: Any) -> None:
-        kinds = {each.name: each for each in group.declared().values()} if values else {}
-        init(self, *args, **{name: _read(name, kinds.get(name), value) for name, value in values.items()})
+        for each in group.declared().values() if values else ():
+            if each.is_text(values.get(each.name)):
+                values[each.name] = each.read(each.name, values[each.name])
+        init(self, *args, **values)
 
     setattr(group, "__init__", read)  # noqa: B010
     return group
@@ -155,9 +178,7 @@ class Group:
 
         Keys of other groups are left alone.
         """
-        return cls(
-            **{each.name: _converted(key, each, values[key]) for key, each in cls.declared().items() if key in values}
-        )
+        return cls(**{each.name: each.read(key, values[key]) for key, each in cls.declared().items() if key in values})
 
     def written(self) -> dict[str, Any]:
         """By key, as files have them, every setting that has a value, but for brief ones at their default."""
@@ -178,30 +199,6 @@ class Group:
             for key, (value, each) in values.items()
             if value is not None and not (each.about.brief and value == each.default)
         }
-
-
-def _read(key: str, each: Declared | None, value: Any) -> Any:
-    """A value that may be given as text. Raises UserError for text that is none."""
-    text = None if each is None or isinstance(value, bool) else each.text
-    if text is None or not isinstance(value, text.kinds):
-        return value
-    try:
-        return text.read(value)
-    except (ValueError, RecursionError):
-        raise UserError(f"{key} is {text.like}, not {value!r}") from None
-
-
-def _converted(key: str, each: Declared, given: Any) -> Any:
-    """As `_read`, and a value that a file can hold as one of the setting's type. Raises UserError."""
-    value = _read(key, each, given)
-    if must := wrong(each.kind, value):
-        raise UserError(f"{key} {must}, not {value!r}")
-    try:
-        return value if _reads(type(value)) else msgspec.convert(value, each.kind)
-    except msgspec.ValidationError as error:
-        if each.text is not None:
-            raise UserError(f"{key} is {each.text.like}, not {given!r}") from None
-        raise UserError(f"{key}: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 
 def whole_numbers(separator: str, like: str) -> Text:

@@ -19,7 +19,7 @@ def parse_bytes(text: str | float) -> int:
     Raises UserError for less than one, and for '200Mb', by which some mean bits and some bytes.
     """
     read = _amount(text if isinstance(text, str) else f"{text:f}", NUMBER + r"(B|(?i:bytes?|bits?)))?")
-    if not 1 <= read < math.inf:
+    if not 1 <= read < math.inf or (isinstance(text, float) and not text.is_integer()):
         raise UserError(
             "budget is an amount of data of a byte or more, like 200MB, 300kB, 1.5GiB or, in bits, 800Mbit "
             f"(Mb might be either), not {text!r}"

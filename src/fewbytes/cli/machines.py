@@ -50,6 +50,7 @@ def deploy(
         KINDS,
         LOOPBACK,
         Deployment,
+        Nodes,
         host_names,
         not_begun,
         places,
@@ -80,7 +81,7 @@ def deploy(
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
             again, asked = resume is not None and unbegun is None, make_experiment(settings).toml()
             deployment = Deployment(
-                job.experiment, folder, nodes, address or LOOPBACK, again, from_round, node or KINDS[0], asked
+                job.experiment, folder, Nodes(nodes, address or LOOPBACK, node or KINDS[0]), again, from_round, asked
             )
             if show:
                 deployment.prepare()

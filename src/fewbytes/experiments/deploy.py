@@ -96,42 +96,60 @@ def places(experiment: Experiment, hosts: str | None) -> list[Place]:
     return [Place(name, False) for name in names]
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a run: a place for each client, the `address`, host:port, where they reach the SuperLink, and of
+    which of KINDS they are. Raises UserError for what the user got wrong."""
+
+    places: Sequence[Place]
+    address: str = LOOPBACK
+    kind: str = KINDS[0]
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"--node is {' or '.join(KINDS)}, not {self.kind!r}")
+        _, colon, port = self.address.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535:
+            raise UserError(f"address {self.address!r}: expected host:port, such as server.example:9092")
+        if self.remote and port == "0":
+            raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
+
+    @property
+    def remote(self) -> bool:
+        """Whether any is on another host."""
+        return not all(place.here for place in self.places)
+
+    @property
+    def listen(self) -> str:
+        """Where the SuperLink listens."""
+        return f"0.0.0.0:{self.address.rpartition(':')[2]}" if self.remote else self.address
+
+
 class Deployment:
     """A run deployed in `<run folder>/deployment`.
 
-    `address`: host:port where the nodes reach the SuperLink. `asked`: the settings as they were given, as a config.
-    `node`: of which KINDS they are. `resume`, `from_round`: as in `Settings`. Raises UserError for what the user got
-    wrong.
+    `resume`, `from_round`: as in `Settings`. `asked`: the settings as they were given, as a config.
     """
 
     def __init__(
         self,
         experiment: Experiment,
         folder: Path,
-        nodes: Sequence[Place],
-        address: str,
+        nodes: Nodes,
         resume: bool,
         from_round: int | None = None,
-        node: str = "resident",
         asked: str = "",
     ) -> None:
-        if node not in KINDS:
-            raise UserError(f"--node is {' or '.join(KINDS)}, not {node!r}")
-        self.remote = not all(place.here for place in nodes)
+        self.remote = nodes.remote
         self.experiment = experiment if self.remote else with_whole_paths(experiment)
-        self.out, self.nodes = folder.absolute(), nodes
-        self.resume, self.from_round, self._kind = resume, from_round, node
+        self.out, self.nodes, self._how = folder.absolute(), nodes.places, nodes
+        self.resume, self.from_round, self._asked = resume, from_round, asked
         self.folder = self.out / "deployment"
-        self._address, self._asked = address, asked
-        host, colon, port = address.rpartition(":")
-        if not colon or not port.isdecimal() or int(port) > 65535:
-            raise UserError(f"address {address!r}: expected host:port, such as server.example:9092")
-        if self.remote and port == "0":
-            raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
-        self.host = host.strip("[]")
-        listen = f"0.0.0.0:{port}" if self.remote else address
-        self.processes = Processes(self.folder, listen, False, resident=node == "resident", lasting=self.remote)
+        resident = nodes.kind == "resident"
+        self.processes = Processes(self.folder, nodes.listen, False, resident=resident, lasting=self.remote)
         self._again: dict[str, tuple[int, float]] = {}  # nodes that ended: attempts so far, not before
+        host = nodes.address.rpartition(":")[0]
+        self.host = host.strip("[]")
         self.address = f"{host}:{self.processes.address.rpartition(':')[2]}"
 
     def prepare(self) -> None:
@@ -156,7 +174,7 @@ class Deployment:
         self._write_app()
         hosts = ",".join(place.name for place in self.nodes) if self.remote else None
         with replacing(self.folder / PLACES) as file:
-            file.write(json.dumps({"hosts": hosts, "address": self._address, "node": self._kind}).encode())
+            file.write(json.dumps({"hosts": hosts, "address": self._how.address, "node": self._how.kind}).encode())
         self.processes.write_link()
         write_certificates(self.folder / "certificates", ["127.0.0.1", self.host])
         for i, place in enumerate(self.nodes):
