@@ -30,7 +30,7 @@ class Metric:
     make: Callable[[Tensor], Measure] = field(compare=False, repr=False)
     higher: bool = True
     share: bool = True
-    known: bool = field(default=False, compare=False)  # by its name, so that what it takes is known, too
+    known: bool = field(default=False, compare=False, repr=False)  # by its name, so that what it takes is known, too
 
 
 Scores = dict[str, tuple[float, int]]
