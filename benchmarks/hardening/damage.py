@@ -15,7 +15,8 @@ from figures import Figure
 
 import fewbytes as fb
 from fewbytes.experiments.prepared import PreparedRun, resumed
-from fewbytes.flower.node import Allows, Node
+from fewbytes.flower.allowance import Allows
+from fewbytes.flower.node import Node
 from fewbytes.report import read_runs, write_report
 
 SETTINGS: dict[str, Any] = {

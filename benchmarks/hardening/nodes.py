@@ -25,9 +25,9 @@ from fewbytes.core.privacy import clipped_sum
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments import app
 from fewbytes.experiments.groups import GROUPS
-from fewbytes.flower.allowance import Allowed
+from fewbytes.flower.allowance import Allowed, Allows
 from fewbytes.flower.application import MANIFEST, app_config, application_files, is_installed, manifest_of
-from fewbytes.flower.node import Allows, Node
+from fewbytes.flower.node import Node
 from fewbytes.methods.parts import masks
 from fewbytes.methods.parts.averaging import Model
 from fewbytes.methods.parts.exchange import Arrived, ByClient, Confirmed, Neighbours, Received, masks_of, numbers

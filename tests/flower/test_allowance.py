@@ -17,9 +17,9 @@ from flower_grid import MemoryGrid, run
 from modules import needs
 
 from fewbytes.engines.handlers import Job
-from fewbytes.flower.allowance import Allowed
+from fewbytes.flower.allowance import Allowed, Allows
 from fewbytes.flower.apps import client_app
-from fewbytes.flower.node import CLIENTS, DIFFERENT, Allows, Node, Order, digest, in_common
+from fewbytes.flower.node import CLIENTS, DIFFERENT, Node, Order, digest, in_common
 
 needs("dp_accounting")
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 from blake3 import blake3
@@ -56,6 +56,17 @@ class Allowed:
         return self.epsilon < math.inf
 
 
+class Allows(NamedTuple):
+    """How much runs may take of a node: how many folders, of its samples' privacy (None: as the first run promises),
+    and how far the first layer of a model may be from the agreed first model's (`fewbytes.core.trust`). `holds`: the
+    client whose data it says it has."""
+
+    run_folders: int = 100
+    privacy: Allowed | None = None
+    drift: float = math.inf
+    holds: Id | None = None
+
+
 class Entry(msgspec.Struct, array_like=True):
     """One training: by which run, what it began with (a digest that knows the run's secret), what it spent."""
 
@@ -75,9 +86,9 @@ class Allowance:
     """A run's diary at a node (`fewbytes.core.privacy.Diary`), whose trainings count in all runs together.
 
     `folder`: of the node's run folders, beside which the diaries outlive them. `run`: its name. `said`: all that the
-    server says of the run: of other settings noise is never the same. `allowed`: how much all runs may spend; None: as
-    much as the first run promised. `holds`: the client whose data are here, as the node says itself; if it does not
-    (None), all that was ever spent on the node counts together, as it is the server that says which client it asks.
+    server says of the run: of other settings noise is never the same. `allows`: what runs may take of the node; if it
+    does not say whose data are here (`holds` is None), all that was ever spent on the node counts together, as it is
+    the server that says which client it asks.
     """
 
     def __init__(
@@ -86,15 +97,14 @@ class Allowance:
         folder: Path,
         run: str,
         said: str,
-        allowed: Allowed | None,
         terms: SamplePrivacy,
-        holds: Id | None = None,
+        allows: Allows,
     ) -> None:
-        self._holds, self._name = holds, "node" if holds is None else str(holds)
+        self._holds, self._name = allows.holds, "node" if allows.holds is None else str(allows.holds)
         self.store, self.folder, self.run, self.said, self.terms = store, folder / FOLDER, run, said, terms
         promise = terms.privacy
         self._promise = Allowed(promise.epsilon, promise.delta)
-        self._allowed = allowed
+        self._allowed = allows.privacy
         private_folder(self.folder)
 
     def secret(self) -> bytes:

@@ -31,12 +31,12 @@ from fewbytes.core.task import Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
 from fewbytes.engines.pool import unable
-from fewbytes.flower.allowance import Allowed
+from fewbytes.flower.allowance import Allowed, Allows
 from fewbytes.flower.cluster import FarFrames, FarNode, Home
 from fewbytes.flower.link import Exchange
 from fewbytes.flower.messages import decoded, read_content, sealed, split_frames, write_content
 from fewbytes.flower.network import grid_engine
-from fewbytes.flower.node import DIFFERENT, TELL, Allows, Node, Order
+from fewbytes.flower.node import DIFFERENT, TELL, Node, Order
 from fewbytes.running.drive import drive
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run

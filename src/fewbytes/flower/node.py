@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -23,7 +23,7 @@ from fewbytes.core.trust import check_drift
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import attempt, keep_memory
 from fewbytes.engines.store import ClientStore
-from fewbytes.flower.allowance import Allowance, Allowed
+from fewbytes.flower.allowance import Allowance, Allows
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire.frame import MAJOR, Parsed
 
@@ -31,17 +31,6 @@ TELL = ("sizes", "labels", "nothing")
 """What a node may tell the server of its client's data before the run; methods may tell more, by what they send."""
 CLIENTS = "checkpoint/clients"  # in a run folder
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-class Allows(NamedTuple):
-    """How much runs may take of a node: how many folders, of its samples' privacy (None: as the first run promises),
-    and how far the first layer of a model may be from the agreed first model's (`fewbytes.core.trust`). `holds`: the
-    client whose data it says it has."""
-
-    run_folders: int = 100
-    privacy: Allowed | None = None
-    drift: float = math.inf
-    holds: Id | None = None
 
 
 def run_folders(folder: Path) -> int:
@@ -127,7 +116,7 @@ class Node:
         remove_leftovers(self.store.folder)
         terms, self._allowance = task.problem.privacy, None
         if replies and terms is not None:
-            self._allowance = Allowance(self.store, folder, run, said, allows.privacy, terms, allows.holds)
+            self._allowance = Allowance(self.store, folder, run, said, terms, allows)
         self.runner = Runner(method, task, self.store, True, self._allowance)
         if allows.drift != math.inf:
             self.runner.check = partial(check_drift, task.problem, most=allows.drift)
