@@ -178,7 +178,7 @@ class Pictured(Classification):
 
     def score(self, model, test, device, precision, show):
         if show is not None:
-            show("predictions", torch.zeros(1, 1, 4, 4, dtype=torch.uint8), ["one"], 8)
+            show("predictions", gallery.Images(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), ["one"]))
         return super().score(model, test, device, precision, show)
 
 

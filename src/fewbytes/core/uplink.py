@@ -25,9 +25,9 @@ class UplinkBits:
     rate: float | None = None
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def read(cls, text: str | float) -> Self:
         """As in FORM; of a rate whole bytes a second. Raises UserError for anything else."""
-        if match := re.fullmatch(r"\s*auto\s*(?:=(.*))?", text):
+        if match := re.fullmatch(r"\s*auto\s*(?:=(.*))?", str(text)):
             return cls(rate=None if match[1] is None else float(math.ceil(parse_rate(match[1]))))
         try:
             bits = float(text)
