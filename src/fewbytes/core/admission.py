@@ -77,7 +77,7 @@ def admit(leaves: Sequence[Leaf], size: float, known: Known) -> None:
             if (expected := _expected(marks, known)) is not None:
                 _check_entries(entries, expected, PART not in marks, mixed, known.hidden)
         for leaf in leaves:
-            if leaf.kind.ranged and (must := leaf.kind.check(leaf.value)):
+            if leaf.kind.ranged and (must := leaf.kind.wrong(leaf.value)):
                 raise MethodError(f"{leaf.path} {must}, not {str(leaf.value)[:40]}")
             if leaf.marks:
                 _check_data(leaf, known)

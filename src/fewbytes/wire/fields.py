@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar, dataclass_transform
 
 from torch import Tensor
 
-from fewbytes.base.errors import FrameError, MethodError, UserError
+from fewbytes.base.errors import FrameError, MethodError, UserError, with_article
 from fewbytes.base.state import State
 from fewbytes.wire.frame import MOST_ITEMS, NO_HASH, Frame, Parsed
 from fewbytes.wire.layout import Layout
 from fewbytes.wire.lossy import Lossy
-from fewbytes.wire.schema import UNMARKED, Leaf, leaves_of, schema_of
+from fewbytes.wire.schema import UNMARKED, Kind, Leaf, Marks, leaves_of, said, schema_of
 from fewbytes.wire.values import Base, Counted, Reader, Writer, entries_of, is_wire_value
 
 T = TypeVar("T")
@@ -35,6 +35,86 @@ def payload(cls: type[T]) -> type[T]:
     with suppress(NameError, AttributeError):  # a type of a later line or of itself: checked when it is first sent
         schema_of(made)
     return made
+
+
+def _write(kind: Kind, value: Any, writer: Writer, path: str, marks: Marks = UNMARKED) -> Any:
+    """What stands in the header for a value; its arrays become sections. Raises TypeError for one of another type."""
+    match kind.form:
+        case "optional" if value is None:
+            return None
+        case "optional" | "list" | "row" | "tuple" | "dict":
+            inner = [_write(part, v, writer, at, own) for part, v, at, own in kind.inner(value, path, marks)]
+            return [list(pair) for pair in zip(inner[::2], inner[1::2], strict=True)] if kind.form == "dict" else inner
+        case "dataclass" if isinstance(value, kind.of):
+            return [_write(part, v, writer, at, own) for part, v, at, own in kind.inner(value, path, marks)]
+        case "wire" if isinstance(value, kind.of):
+            writer.path, writer.marks = path, marks
+            return value.write(writer)
+        case "tensor" if isinstance(value, Tensor):
+            return writer.state({"": value})
+        case "state":
+            if not isinstance(value, Mapping):
+                raise TypeError(f"{path}: {with_article(type(value))} cannot travel as a dict of tensors")
+            try:
+                return writer.state(value)
+            except TypeError as error:
+                raise TypeError(f"{path}: {error}") from None
+        case "bytes" if isinstance(value, bytes):
+            writer.section([value])
+            return len(value)
+        case "plain" if kind.of is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        case "plain" if type(value) is kind.of:
+            return value
+    remedy = f": give {kind.of.__name__}(…)" if kind.form == "wire" else ""
+    raise TypeError(f"{path}: {with_article(type(value))} cannot travel as {with_article(said(kind.of))}{remedy}")
+
+
+def _read(kind: Kind, item: Any, reader: Reader) -> Any:
+    """Undo `_write`. Raises FrameError for what it would not have written."""
+    match kind.form:
+        case "plain" if type(item) is kind.of:
+            return item
+        case "wire":
+            return kind.of.read(item, reader)
+        case "state":
+            return reader.state(item)
+        case "tensor":
+            state = reader.state(item)
+            if list(state) != [""]:
+                raise FrameError("type", "a tensor field is malformed")
+            return state[""]
+        case "optional":
+            if item is not None and (not isinstance(item, list) or len(item) != 1):
+                raise FrameError("type", "an optional field is malformed")
+            return None if item is None else _read(kind.parts[0], item[0], reader)
+        case "list" | "row" if isinstance(item, list):
+            each = [_read(kind.parts[0], v, reader) for v in item]
+            return each if kind.form == "list" else tuple(each)
+        case "tuple" if isinstance(item, list):
+            if len(item) != len(kind.parts):
+                raise FrameError("type", "a tuple has another length than its type")
+            return tuple(_read(part, v, reader) for part, v in zip(kind.parts, item, strict=True))
+        case "dict" if isinstance(item, list):
+            if not all(isinstance(pair, list) and len(pair) == 2 for pair in item):
+                raise FrameError("type", "a dict is malformed")
+            key, value = kind.parts
+            found = {_read(key, k, reader): _read(value, v, reader) for k, v in item}
+            if len(found) != len(item):
+                raise FrameError("type", "a key stands twice in a dict")
+            return found
+        case "dataclass":
+            if not isinstance(item, list) or len(item) != len(kind.fields):
+                raise FrameError("type", f"a {kind.of.__name__} has another number of fields than this receiver's")
+            pairs = zip(kind.fields, item, strict=True)
+            return kind.of(**{field.name: _read(field.kind, v, reader) for field, v in pairs})
+        case "bytes" if type(item) is int:
+            section = reader.section()
+            if section.nbytes != item:
+                raise FrameError("length", "a field of bytes has another length than it says")
+            reader.spend(item)
+            return bytes(section)
+    raise FrameError("type", f"a field that must be a {said(kind.of)} is not")
 
 
 def pack(
@@ -63,7 +143,7 @@ def pack(
             f"of which it is a field, @fb.payload class Message: state: {kind.__name__}"
         )
     writer = Writer(layout, base, coded, lossy)
-    fields = schema_of(kind).write(value, writer, kind.__name__, UNMARKED)
+    fields = _write(schema_of(kind), value, writer, kind.__name__)
     layout_hash = NO_HASH if layout is None else layout.hash
     base_hash = NO_HASH if base is None or not coded else base.digest[:16]
     return Frame(kind.__name__, fields, writer.sections, layout_hash, base_hash, travels)
@@ -88,7 +168,7 @@ def unpack(
         raise FrameError("type", f"the frame holds a {parsed.header.kind[:80]!r}, expected a {cls.__name__!r}")
     reader = Reader(parsed, layout, base, limit)
     try:
-        value: T = schema_of(cls).read(parsed.header.fields, reader)
+        value: T = _read(schema_of(cls), parsed.header.fields, reader)
     except RecursionError:
         raise FrameError("header", "the frame's header is nested too deeply") from None
     reader.finished()

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fewbytes.base.errors import FrameError, UserError, cleaned
+from fewbytes.wire import words
 from fewbytes.wire.frame import DIGEST, NO_HASH, PRELUDE, Header, Parsed
-from fewbytes.wire.schema import UNMARKED, Field, Kind, schema_of
+from fewbytes.wire.schema import Kind, schema_of
 
 NOTHING: Mapping[str, type[Any]] = MappingProxyType({})
 
@@ -61,11 +62,37 @@ def inspect_frame(path: Path, known: Mapping[str, type[Any]] = NOTHING) -> Rende
 
 def _lines(header: Header, kind: type[Any] | None) -> Iterator[tuple[str, str]]:
     """Where values stand in a payload of a class (None: it is not known), and lines on them."""
-    fields = () if kind is None else schema_of(kind).fields
-    if len(fields) != len(header.fields):
-        fields = tuple(Field(str(number), Kind(object), UNMARKED) for number in range(len(header.fields)))
-    for field, item in zip(fields, header.fields, strict=True):
+    schema = Kind("dataclass", object) if kind is None else schema_of(kind)
+    named = [(field.name, field.kind) for field in schema.fields]
+    if len(named) != len(header.fields):
+        named = [(str(number), Kind("plain", object)) for number in range(len(header.fields))]
+    for (name, part), item in zip(named, header.fields, strict=True):
         try:
-            yield from list(field.kind.describe(item, field.name))
+            yield from list(_described(part, item, name))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, RecursionError):
-            yield field.name, "not what this version writes"
+            yield name, "not what this version writes"
+
+
+def _described(kind: Kind, item: Any, path: str) -> Iterator[tuple[str, str]]:
+    """What a header holds of a value at a path: where its parts stand, and lines on them."""
+    match kind.form:
+        case "wire":
+            yield from ((path, line) for line in kind.of.describe(item))
+        case "state" | "tensor":
+            yield from ((path, line) for line in words.named(item))
+        case "bytes":
+            yield path, f"{item:,} bytes"
+        case "optional" if item is not None:
+            yield from _described(kind.parts[0], item[0], path)
+        case "list" | "row" | "tuple" if not kind.plain:
+            for i, each in enumerate(item):
+                yield from _described(kind.parts[i if kind.form == "tuple" else 0], each, f"{path}[{i}]")
+        case "dict" if not kind.plain:
+            for key, each in item:
+                yield from _described(kind.parts[1], each, f"{path}[{key!r}]")
+        case "dataclass":
+            for field, each in zip(kind.fields, item, strict=True):
+                yield from _described(field.kind, each, f"{path}.{field.name}")
+        case _:
+            text = repr(item)
+            yield path, text if len(text) < 200 else text[:200] + "…"
