@@ -229,4 +229,6 @@ def _check_numbers(leaf: Leaf) -> None:
 
 def _largest(whole: Tensor) -> int:
     """The largest magnitude of whole numbers."""
-    return max(abs(int(end)) for end in whole.aminmax()) if whole.numel() else 0
+    if whole.numel() < 2:
+        return abs(int(whole)) if whole.numel() else 0
+    return max(abs(int(end)) for end in whole.aminmax())

@@ -50,19 +50,19 @@ class Updates:
         counts from 0. Other numbers, such as means of classes, are no updates."""
         if sent is not self._sent[0]:
             self._sent = sent, {name: self._places(value) for name, value in entries_in(sent).items()}
-        before, known = self._sent[1], {entry.name for entry in layout.entries}
-        found: dict[str, Tensor] = {}
-        for name, value in entries_in(reply).items():
-            if name in known and value.is_floating_point():
-                places, start = self._places(value), before.get(name)
-                if start is None or start.shape == places.shape:
-                    found[name] = places if start is None else places - start
+        values = {n: v for n, v in entries_in(reply).items() if n in layout.index and v.is_floating_point()}
+        found = {name: self._places(value) for name, value in values.items()}
+        starts = {name: start for name, start in self._sent[1].items() if name in found}
+        found = {name: places for name, places in found.items() if starts.get(name, places).shape == places.shape}
+        if moved := [name for name in found if name in starts]:
+            updates = torch._foreach_sub([found[name] for name in moved], [starts[name] for name in moved])
+            found |= zip(moved, updates, strict=True)
         if found:
             self._found.setdefault(handler, {}).setdefault(self.call, {})[client] = found
 
     def _places(self, value: Tensor) -> Tensor:
-        flat = value.detach().reshape(-1)
-        return (flat[:: self._stride] if len(flat) > 4 * self._stride else flat).float()
+        flat = value.detach() if value.dim() == 1 else value.detach().reshape(-1)
+        return (flat[:: self._stride] if flat.numel() > 4 * self._stride else flat).float()
 
     def beside(self, samples: Callable[[Id], int | None] = lambda _: None) -> dict[Id, Beside]:
         """Each client's beside the others', of the handler of which most is sent, by the entries that FEWEST at least

@@ -10,10 +10,12 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
 from fewbytes.base.errors import with_article
+from fewbytes.wire.sections import Array
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -47,9 +49,27 @@ class Entry:
         """Bytes of the tensor, uncoded."""
         return self.size * DTYPES[self.dtype].itemsize
 
+    @cached_property
+    def whole(self) -> Place:
+        """Where all values of the tensor stand."""
+        return Place(self)
+
     def describes(self, value: Any) -> bool:
         """Whether a value is a tensor of that type and shape."""
         return isinstance(value, Tensor) and value.shape == self.shape and value.dtype is DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where values stand: in a tensor, at the places `kept` (a flat bool array; None: at all of them)."""
+
+    entry: Entry
+    kept: Array | None = None
+
+    @cached_property
+    def size(self) -> int:
+        """How many values there are."""
+        return self.entry.size if self.kept is None else int(np.count_nonzero(self.kept))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
-from fewbytes.wire.layout import DTYPES, Entry
+from fewbytes.wire.layout import DTYPES, Entry, Place
 from fewbytes.wire.levels import BLOCK, MOST, Shape, decode_levels, encode_levels, entropy, fold, kinds, width
 from fewbytes.wire.sections import Array, Sink, Source
 
@@ -60,23 +60,6 @@ class Lossy:
         return 8 * nbytes / (self.values + self.left) if self.values else 0.0
 
 
-class Place(NamedTuple):
-    """Where values stand: in a tensor, at the places `kept` (a flat bool array; None: at all of them)."""
-
-    entry: Entry
-    kept: Array | None = None
-
-    @property
-    def size(self) -> int:
-        """How many values there are."""
-        return self.entry.size if self.kept is None else int(np.count_nonzero(self.kept))
-
-    @property
-    def fold(self) -> Shape:
-        """How the tensor is laid out."""
-        return fold(self.entry.shape)
-
-
 def round_values(
     sink: Sink,
     values: Sequence[Tensor],
@@ -117,7 +100,7 @@ def round_values(
     # of values that grow until they pass ZERO the mean is just there: sending it, all clients would lag the same way
     points = AHEAD if later else _points(flat, magnitudes, step)
     cuts = np.cumsum([value.size for value in wanted])[:-1]
-    folds, kept = [place.fold for place in here], [place.kept for place in here]
+    folds, kept = [fold(place.entry.shape) for place in here], [place.kept for place in here]
     header = encode_levels(sink, np.split(magnitudes, cuts), negative, folds, kept)
     flat -= _rounded(magnitudes, negative, step, points)
     lossy.values += flat.size
@@ -147,7 +130,7 @@ def rounded_values(
     here = [place for place, way in zip(places, ways, strict=True) if way]
     if max(ways, default=0) > DIFFERENCE or not all(DTYPES[place.entry.dtype].is_floating_point for place in here):
         raise FrameError("type", "what is rounded are not numbers between others")
-    magnitudes, negative = decode_levels(source, inner, [p.fold for p in here], [p.kept for p in here])
+    magnitudes, negative = decode_levels(source, inner, [fold(p.entry.shape) for p in here], [p.kept for p in here])
     parts = iter(torch.from_numpy(_rounded(magnitudes, negative, step, points)).split([p.size for p in here]))
     out: list[Tensor | None] = []
     for place, way, base in zip(places, ways, bases, strict=True):
@@ -244,7 +227,7 @@ def _step(values: Sequence[Array], places: Sequence[Place], bits: float) -> floa
     alike = kinds([np.abs(part) for part in parts], folds, kept)
     weights = np.repeat([v.size / max(1, p.size) for v, p in zip(values, parts, strict=True)], [p.size for p in parts])
     # what tells how large levels are does not depend on the step
-    wanted = max(0.5 * bits * total, bits * total - NUMBER * sum(width(place.fold) for place in places))
+    wanted = max(0.5 * bits * total, bits * total - NUMBER * sum(width(fold(place.entry.shape)) for place in places))
 
     def excess(power: float) -> float:
         """How many times what is wanted a step takes, as a logarithm, which is nearly linear in that of the step."""
@@ -270,7 +253,7 @@ def _step(values: Sequence[Array], places: Sequence[Place], bits: float) -> floa
 def _sampled(values: Array, place: Place, every: int) -> tuple[Array, Shape, Array | None]:
     """Of every so manyth output channel (of a tensor without channels: place) the values, their layout, and which of
     its places hold one."""
-    rows, columns, rest = place.fold
+    rows, columns, rest = fold(place.entry.shape)
     if rows == 1 and columns == 1 and place.kept is None:
         values = values[::every]
         return values, (1, 1, values.size), None

@@ -14,8 +14,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire import words
-from fewbytes.wire.layout import DTYPES
-from fewbytes.wire.lossy import Place
+from fewbytes.wire.layout import DTYPES, Place
 from fewbytes.wire.values import Counted, Reader, Writer, flat_words, tensor_of
 
 

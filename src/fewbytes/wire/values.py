@@ -18,8 +18,8 @@ from fewbytes.base.ranges import ANEW, EXACT
 from fewbytes.base.state import State
 from fewbytes.wire import coding, gaps
 from fewbytes.wire.frame import NO_HASH, Parsed
-from fewbytes.wire.layout import DTYPES, Entry, Layout, entry_of
-from fewbytes.wire.lossy import Lossy, Place, round_values, rounded_values
+from fewbytes.wire.layout import DTYPES, Entry, Layout, Place, entry_of
+from fewbytes.wire.lossy import Lossy, round_values, rounded_values
 from fewbytes.wire.sections import Array, Buffer
 
 ROUNDED = 3  # a coding of numbers beside those of `fewbytes.wire.coding`: some of them are rounded
@@ -217,7 +217,7 @@ class Writer:
         """Write named tensors of any types; if `lossy`, a run may have them rounded."""
         header, entries = self.entries(state)
         groups = [
-            self.values([state[entry.name] for entry in alike], [Place(entry) for entry in alike], lossy)
+            self.values([state[entry.name] for entry in alike], [entry.whole for entry in alike], lossy)
             for alike in _by_type(entries).values()
         ]
         return [header, groups]
@@ -326,7 +326,8 @@ class Reader:
 
     def _exact(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> Sequence[Tensor]:
         sizes = [place.size for place in places]
-        flat = self.numbers(header, dtype, sizes, [_words(self.base, place) for place in places])
+        bases = [None] * len(places) if self.base is None else [_words(self.base, place) for place in places]
+        flat = self.numbers(header, dtype, sizes, bases)
         return flat.split_with_sizes(sizes)
 
     def state(self, header: Any) -> State:
@@ -341,7 +342,7 @@ class Reader:
             raise FrameError("header", "named tensors have more or fewer codings than types")
         state: State = {}
         for (dtype, alike), group in zip(kinds.items(), groups, strict=True):
-            parts = self.values(group, DTYPES[dtype], [Place(entry) for entry in alike])
+            parts = self.values(group, DTYPES[dtype], [entry.whole for entry in alike])
             for entry, part in zip(alike, parts, strict=True):
                 state[entry.name] = part if len(entry.shape) == 1 else part.view(entry.shape)
         return {entry.name: state[entry.name] for entry in entries}
