@@ -14,8 +14,10 @@ from typer.main import get_command
 
 from fewbytes.cli.app import app
 from fewbytes.cli.overview import COMMANDS
-from fewbytes.experiments.catalogue import KINDS, about
+from fewbytes.experiments.catalogue import KINDS, about, payloads
 from fewbytes.methods import FILES, METHODS
+from fewbytes.methods.parts.averaging import Trained
+from fewbytes.methods.parts.heterogeneous import ClassVectors
 
 
 def test_the_overview_names_every_command() -> None:
@@ -43,6 +45,19 @@ def test_every_command_has_short_help(command: str, tmp_path: Path) -> None:
     done = fewbytes(command, "-h", cwd=tmp_path)
     assert done.returncode == 0
     assert f"fewbytes {command}" in done.stdout
+
+
+def test_a_frame_is_read_by_the_classes_of_its_run(tmp_path: Path) -> None:
+    """Of the method and of what it is wrapped in; elsewhere of all methods, where they agree on a name."""
+    frame = tmp_path / "frames" / "1-train-0-up.frame"
+    elsewhere = payloads(frame)
+    assert elsewhere["ClassVectors"] is ClassVectors
+    (tmp_path / "config.toml").write_text('method = "fedavg"\nsecure_aggregation = true\n')
+    assert {"Model", "Trained", "Keys", "Revealed"} <= payloads(frame).keys()
+    assert payloads(frame)["Trained"] is Trained
+    assert "ClassVectors" not in payloads(frame)
+    (tmp_path / "config.toml").write_text('method = "elsewhere:Mine"\n')
+    assert payloads(frame) == elsewhere
 
 
 def test_methods_are_listed_by_kind_a_line_each(tmp_path: Path) -> None:

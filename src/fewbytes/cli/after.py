@@ -142,9 +142,12 @@ def export(
         printed.print(f"how to run it: {paths[0].parent / 'README.md'}", soft_wrap=True)
 
 
-def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")]) -> None:
+def inspect_file(
+    frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")], allow: Allow = None
+) -> None:
     """Print what a frame holds."""
     from fewbytes.experiments.catalogue import payloads
     from fewbytes.wire.inspect import inspect_frame
 
-    printed.print(inspect_frame(frame, payloads(frame)))
+    with naming(allow, frame.absolute().parent.parent):
+        printed.print(inspect_frame(frame, payloads(frame)))

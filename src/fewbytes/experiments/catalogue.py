@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import described
 from fewbytes.core.method import Method, handlers_of
 from fewbytes.core.training import Local
-from fewbytes.experiments.settings import read_experiment
+from fewbytes.experiments.settings import make_experiment, read_experiment
 from fewbytes.methods import METHODS
 
 KINDS = {
@@ -88,21 +89,18 @@ def about(name: str, method: type[Method]) -> About:
 
 
 def payloads(frame: Path) -> dict[str, type[Any]]:
-    """The classes of payloads by name: of the method whose run a frame lies in, else of every method.
-
-    Payloads of one name whose fields differ from method to method are left out.
-    """
-    config = frame.absolute().parent.parent / "config.toml"
-    name = str(read_experiment(config).get("method")) if config.is_file() else ""
+    """The classes of payloads by name: of the method whose run a frame lies in or, of no run's frame and of a method
+    that cannot be made here, of every method, but for names that differ from method to method in their fields."""
+    try:
+        handlers = make_experiment(read_experiment(frame.absolute().parent.parent / "config.toml")).made().handlers()
+    except UserError:
+        handlers = [handler for method in METHODS.values() for handler in handlers_of(method)]
     found: dict[str, type[Any]] = {}
     differ: set[str] = set()
-    for method in [METHODS[name]] if name in METHODS else METHODS.values():
-        for handler in handlers_of(method):
-            for kind in (handler.message, handler.reply):
-                if kind is not None:
-                    other = found.setdefault(kind.__name__, kind)
-                    if list(typing.get_type_hints(kind).items()) != list(typing.get_type_hints(other).items()):
-                        differ.add(kind.__name__)
+    for kind in (kind for handler in handlers for kind in (handler.message, handler.reply) if kind is not None):
+        other = found.setdefault(kind.__name__, kind)
+        if list(typing.get_type_hints(kind).items()) != list(typing.get_type_hints(other).items()):
+            differ.add(kind.__name__)
     return {name: kind for name, kind in found.items() if name not in differ}
 
 

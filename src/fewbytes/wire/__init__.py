@@ -10,7 +10,8 @@ The format, version 2. All integers are little-endian; nothing in a frame names 
     body                the sections one after another, each followed by zeros to a multiple of 8 bytes
     digest, 32 bytes    BLAKE3 of everything before: names the frame
 
-`kind` is the payload's class name, `fields` its fields in order, `sections` a pair (length, CRC32C) for each.
+`kind` is the payload's class name, `fields` its fields in order, whose types the class says, `sections` a pair (length,
+CRC32C) for each.
 None, booleans, integers, floats and strings stand in the header as they are, lists and tuples as arrays, dicts as
 arrays of pairs, an optional value as null or an array of one, dataclasses as the array of their fields; bytes
 are a section and their length. Named tensors are [entries, groups]. `entries` is true for all entries of the layout,

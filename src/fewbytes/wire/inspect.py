@@ -38,7 +38,7 @@ def inspect_frame(path: Path, known: Mapping[str, type[Any]] = NOTHING) -> Rende
     facts = Table(show_header=False, box=None)
     stored = sum(length for length, _ in header.sections)
     for name, value in {
-        "payload": cleaned(header.kind),
+        "payload": cleaned(header.kind) + ("" if header.kind in known else ", which is not known here: as it stands"),
         "bytes": f"{len(data):,} = prelude {PRELUDE}, sections {stored:,}, digest {DIGEST}, "
         f"header and padding {len(data) - PRELUDE - stored - DIGEST:,}",
         "format": parsed.version,
@@ -62,11 +62,10 @@ def inspect_frame(path: Path, known: Mapping[str, type[Any]] = NOTHING) -> Rende
 
 def _lines(header: Header, kind: type[Any] | None) -> Iterator[tuple[str, str]]:
     """Where values stand in a payload of a class (None: it is not known), and lines on them."""
-    schema = Kind("dataclass", object) if kind is None else schema_of(kind)
-    named = [(field.name, field.kind) for field in schema.fields]
-    if len(named) != len(header.fields):
-        named = [(str(number), Kind("plain", object)) for number in range(len(header.fields))]
-    for (name, part), item in zip(named, header.fields, strict=True):
+    kinds = [] if kind is None else [(field.name, field.kind) for field in schema_of(kind).fields]
+    if len(kinds) != len(header.fields):
+        kinds = [(str(number), Kind("plain", object)) for number in range(len(header.fields))]
+    for (name, part), item in zip(kinds, header.fields, strict=True):
         try:
             yield from list(_described(part, item, name))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, RecursionError):
