@@ -23,6 +23,7 @@ import fewbytes as fb
 from fewbytes.base.ranges import EXACT
 from fewbytes.base.state import State
 from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, UP_BITS, UP_ERROR, Kept
+from fewbytes.experiments.catalogue import payloads
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.running.rounding import unrounded
 from fewbytes.wire import Parsed, unpack
@@ -352,7 +353,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(how, tmp_path):
 
 def page(path) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(inspect_frame(path))
+    console.print(inspect_frame(path, payloads(path)))
     return console.file.getvalue()
 
 
