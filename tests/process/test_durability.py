@@ -34,7 +34,7 @@ def figure(function: str, count: int) -> str:
 
 
 def test_runs_killed_at_any_moment_end_the_same():
-    assert "4 of 4; 0 told rounds lost" in figure("kills", 4)
+    assert "4 of 4; 0 reported rounds lost" in figure("kills", 4)
 
 
 @MOUNTS

@@ -7,8 +7,8 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,9 @@ from fewbytes.base.errors import UserError
 
 if sys.platform != "win32":  # nothing is locked there
     import fcntl
+
+
+SIDE_BY_SIDE = 16  # files that are synced at once
 
 
 @contextmanager
@@ -45,12 +48,16 @@ def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
 
 
 def make_durable(*paths: Path) -> None:
-    """Have these files and the names in these folders survive a loss of power.
+    """Have these files and the names in these folders survive a loss of power."""
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        for each in begin_syncing(paths, threads):
+            each.result()
 
-    Asked for side by side: a file system commits together what is asked for at once.
-    """
-    with ThreadPoolExecutor(max(1, min(16, len(paths)))) as threads:
-        list(threads.map(_sync, paths))
+
+def begin_syncing(paths: Iterable[Path], threads: ThreadPoolExecutor) -> list[Future[None]]:
+    """Begin to make these files and the names in these folders durable, side by side: a file system commits together
+    what is asked for at once. Each raises OSError, with its path, where that fails."""
+    return [threads.submit(_sync, path) for path in paths]
 
 
 def make_all_durable(folder: Path) -> None:
@@ -63,6 +70,8 @@ def _sync(path: Path) -> None:
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(opened)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from fewbytes.core.client_privacy import ClientPrivacy
 from fewbytes.core.devices import prepare_device
@@ -92,12 +93,10 @@ class Engine:
         self.outbox.take_over(to)
         self.streaming.take_over(to)
 
-    def make_durable(self, before: Named | None) -> None:
-        """Have what a checkpoint is about to name survive a loss of power; what the last one named (None: nothing)
-        does."""
-        before = before or Named({}, frozenset())
-        self.outbox.waiting.make_durable(before.messages)
-        self.sites.make_durable(before.versions)
+    def places(self, before: Named) -> list[Path]:
+        """What must be on the disk for what a checkpoint is about to name to survive a loss of power: files and
+        folders, but for what the last one named."""
+        return [*self.outbox.waiting.places(before.messages), *self.sites.places(before.versions)]
 
     def checkpointed(self, kept: Sequence[Named]) -> None:
         """The run can go on from what each kept checkpoint names: other files may go."""

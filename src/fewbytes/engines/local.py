@@ -110,9 +110,9 @@ class LocalSites(Sites):
     def __init__(self, runner: Runner, roster: Roster) -> None:
         self._runner, self._roster, self._store = runner, roster, runner.store
 
-    def make_durable(self, before: Mapping[Id, int]) -> None:
-        """Those that are new, at once."""
-        self._store.make_durable(self._roster.versions.items() - before.items())
+    def places(self, before: Mapping[Id, int]) -> list[Path]:
+        """Those that are new."""
+        return self._store.places(self._roster.versions.items() - before.items())
 
     def keep(self, kept: Sequence[Mapping[Id, int]], busy: Collection[Id]) -> None:
         """Remove other states; a worker may be writing one of a client who is busy."""

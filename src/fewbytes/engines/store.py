@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import lock, make_durable, private_folder, replacing
+from fewbytes.base.files import lock, private_folder, replacing
 from fewbytes.core.privacy import Steps
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack_state
@@ -79,10 +79,11 @@ class ClientStore:
             for part in pack_state(state).parts:
                 file.write(part)
 
-    def make_durable(self, states: Iterable[tuple[Id, int]]) -> None:
-        """Have these clients' states, of these versions (0: none), survive a loss of power."""
-        make_durable(*(self.path(client, version) for client, version in states if version))
-        make_durable(self.folder)
+    def places(self, states: Iterable[tuple[Id, int]]) -> list[Path]:
+        """What must be on the disk for these clients' states, of these versions (0: none), to survive a loss of power:
+        their files, and the folder that has their names."""
+        files = [self.path(client, version) for client, version in states if version]
+        return [*files, self.folder] if files else []
 
     def keep_only(self, *kept: Mapping[Id, int], busy: Iterable[Id] = ()) -> None:
         """Remove every file but these versions (and what a stopped worker left half-written). Those of clients who are

@@ -79,8 +79,9 @@ class Sites(ABC):
         return False
 
     @abstractmethod
-    def make_durable(self, before: Mapping[Id, int]) -> None:
-        """Have the states of clients survive a loss of power; those of `before` do."""
+    def places(self, before: Mapping[Id, int]) -> list[Path]:
+        """What must be on this machine's disk for clients' states, but for those of `before`, to survive a loss of
+        power: files and folders."""
 
     @abstractmethod
     def keep(self, kept: Sequence[Mapping[Id, int]], busy: Collection[Id]) -> None:

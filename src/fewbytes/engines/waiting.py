@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, MethodError, UserError
-from fewbytes.base.files import make_durable, private_folder, replacing
+from fewbytes.base.files import private_folder, replacing
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
 from fewbytes.engines.downlink import Letter
@@ -141,11 +141,11 @@ class WaitingMessages:
         """All of it, for a checkpoint."""
         return [unsent.packed(name, part) for (name, part), unsent in self._unsent.items()]
 
-    def make_durable(self, before: Collection[int]) -> None:
-        """Have what waits survive a loss of power, as a checkpoint is about to name it; files of `before` do."""
-        waits = {number for each in self.packed() for number in each.files}
-        if new := waits.difference(before):
-            make_durable(*map(self._path, sorted(new)), self._folder)
+    def places(self, before: Collection[int]) -> list[Path]:
+        """What must be on the disk for what waits to survive a loss of power: the files, but for those of `before`, and
+        the folder that has their names."""
+        new = {number for each in self.packed() for number in each.files}.difference(before)
+        return [*map(self._path, sorted(new)), self._folder] if new else []
 
     def keep_only(self, numbers: Collection[int]) -> None:
         """Remove every file but these (and what was left half-written)."""

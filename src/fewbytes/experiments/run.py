@@ -38,7 +38,7 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     - `coded` (True): lossless coding of what travels. `keep_frames`, `keep_checkpoints` (2), `save_models`: what stays.
     - `out`: the run folder; without one, a temporary folder that lives as long as the result.
     - `resume`: go on from the last checkpoint in `out`. `from_round`: from the one after that round, if it is kept.
-    - `durable`: a loss of power loses no round of the run in `out`.
+    - `durable`: a loss of power costs the run in `out` its last finished round at most.
     - `watcher`: a `Watcher`, a function that is called with each line of rounds.jsonl, or a list of such.
     - `config`: text of config.toml; without it, the method's parameters. `about`: entries for result.json.
 

@@ -15,7 +15,7 @@ import torch
 from blake3 import blake3
 
 from fewbytes.base.errors import FewbytesError, FrameError, UserError
-from fewbytes.base.files import lock, private_folder, remove_leftovers, replacing
+from fewbytes.base.files import lock, make_durable, private_folder, remove_leftovers, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
@@ -209,7 +209,7 @@ class Node:
                 else StoredReply(job.number, b"", Done(0), b"")
             )
             if self.replies and done.version != job.version:
-                self.store.make_durable([(job.client, done.version)])
+                make_durable(*self.store.places([(job.client, done.version)]))
             with replacing(self._path(job.client), sync=self.replies) as file:
                 file.write(msgspec.msgpack.encode(record))
             self.store.keep_only_of(job.client, range(min(order.kept, job.version), done.version + 1))

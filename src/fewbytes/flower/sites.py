@@ -71,10 +71,11 @@ class GridSites(Sites):
         self._nodes.refresh()
         return True
 
-    def make_durable(self, before: Mapping[Id, int]) -> None:
-        """Nodes do before they answer, but for a simulation's, whose files are in the run folder."""
-        if self._link.exchange.frame_folder is not None:
-            ClientStore(self._terms.states).make_durable(self._roster.versions.items() - before.items())
+    def places(self, before: Mapping[Id, int]) -> list[Path]:
+        """Nodes see to theirs before they answer, but for a simulation's, whose files are in the run folder."""
+        if self._link.exchange.frame_folder is None:
+            return []
+        return ClientStore(self._terms.states).places(self._roster.versions.items() - before.items())
 
     def keep(self, kept: Sequence[Mapping[Id, int]], busy: Collection[Id]) -> None:
         """Nodes may remove older states: the next requests say so."""

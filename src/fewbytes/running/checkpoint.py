@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import check_own, make_durable, replacing
+from fewbytes.base.files import SIDE_BY_SIDE, begin_syncing, check_own, make_all_durable, make_durable, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
@@ -86,40 +87,75 @@ class Progress(NamedTuple):
     state: Any
 
 
-class Checkpoints:
-    """The checkpoints in a run folder, one for each of its last rounds: `checkpoint/round-<t>.state`.
+SAFE, UNSYNCED = "state", "unsynced"
+"""What the file of a checkpoint is called that survives a loss of power, with all that it names, and one that may not
+do so yet."""
 
-    Each survives a loss of power, if `durable`, before an older one goes. The exchanges and the lines of rounds.jsonl
-    so far, which only grow, lie beside them, once.
+
+@dataclass
+class _Unsynced:
+    """The checkpoint after a round that does not survive a loss of power yet: the files that it names, the places that
+    must be on the disk for it, and what syncs them."""
+
+    round: int
+    named: Named
+    places: list[Path]
+    syncing: list[Future[None]] | None = None
+
+
+class Checkpoints:
+    """The checkpoints in a run folder, one for each of its last rounds, `most` of them (None: all):
+    `checkpoint/round-<t>.state`. The exchanges and the lines of rounds.jsonl so far, which only grow, lie beside them.
+
+    If `durable`, each comes to survive a loss of power while the run goes on: until then it is called `.unsynced`, one
+    at most is, and none goes in its place. A process that ends, however it does, loses none: the system has them all.
     """
 
-    def __init__(self, folder: Path, durable: bool = True) -> None:
-        self._folder, self._durable = folder / "checkpoint", durable
-        self.ledger = GrowingFile(self._folder / "ledger", durable)
-        self.rows = GrowingFile(self._folder / "rows", durable)
-        self.files: dict[int, Named] = {}
-        """The files that the checkpoint after a round names."""
+    def __init__(self, folder: Path, durable: bool = True, most: int | None = None) -> None:
+        self._folder, self._durable, self._most = folder / "checkpoint", durable, most
+        self.ledger = GrowingFile(self._folder / "ledger")
+        self.rows = GrowingFile(self._folder / "rows")
+        self._safe: dict[int, Named] = {}  # the files that the checkpoint after a round names
+        self._unsynced: _Unsynced | None = None
+        # they only sync, and hold no lock of ours: a process that is forked meanwhile needs nothing of them
+        self._threads = ThreadPoolExecutor(SIDE_BY_SIDE)
 
     def path(self, t: int) -> Path:
-        """The file of the checkpoint after round t."""
-        return self._folder / f"round-{t}.state"
+        """The file of the last checkpoint after round t."""
+        unsynced = self._file(t, UNSYNCED)
+        return unsynced if unsynced.exists() else self._file(t, SAFE)
+
+    def _file(self, t: int, kind: str) -> Path:
+        return self._folder / f"round-{t}.{kind}"
 
     def rounds(self) -> list[int]:
         """The rounds after which there are checkpoints, ascending."""
-        names = (re.fullmatch(r"round-(\d+)\.state", path.name) for path in self._folder.glob("*"))
-        return sorted(int(name[1]) for name in names if name)
+        names = (re.fullmatch(rf"round-(\d+)\.({SAFE}|{UNSYNCED})", path.name) for path in self._folder.glob("*"))
+        return sorted({int(name[1]) for name in names if name})
 
     def starts(self) -> int:
         """How often the run has been gone on with."""
         found = 0
-        for t in self.rounds():
+        for path in self._folder.glob("round-*"):
             with suppress(UserError):
-                found = max(found, self.read(t).starts)
+                found = max(found, self._read(path).starts)
         return found
 
     def read(self, t: int) -> Checkpoint:
-        """The checkpoint after round t. Raises UserError if it is damaged or cannot be read."""
-        path = self.path(t)
+        """The last checkpoint after round t that is whole. Raises UserError if it is damaged or cannot be read; one
+        that is not synced also if something that it names is."""
+        unsynced, safe = self._file(t, UNSYNCED), self._file(t, SAFE)
+        if unsynced.exists():
+            try:
+                found = self._read(unsynced)
+                self._check_named(unsynced, found)
+                return found
+            except UserError:
+                if not safe.exists():
+                    raise
+        return self._read(safe)
+
+    def _read(self, path: Path) -> Checkpoint:
         begin = f"remove {self._folder.parent}, and begin anew"
         try:
             parsed = Parsed(path.read_bytes(), None)
@@ -141,6 +177,17 @@ class Checkpoints:
             raise UserError(f"the checkpoint {path} is damaged ({error}); {begin}") from None
         except OSError as error:
             raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
+
+    def _check_named(self, path: Path, checkpoint: Checkpoint) -> None:
+        """Raises UserError if a file that it names is gone or damaged; states may lie elsewhere, on nodes."""
+        store, waiting = self._folder / "clients", self._folder / "waiting"
+        named = checkpoint.files()
+        states = [store / f"{i}-{version}.state" for i, version in named.versions.items() if version and store.is_dir()]
+        for each in (*states, *(waiting / f"{number}.state" for number in named.messages)):
+            try:
+                Parsed(each.read_bytes(), None)
+            except (FrameError, OSError) as error:
+                raise UserError(f"the checkpoint {path} names {each}, which is gone or damaged ({error})") from None
 
     def made(self, engine: Engine, progress: Progress, exchanges: int, rows: str) -> Checkpoint:
         """A checkpoint of a run. What is new in it is added to the files that only grow: the `rows`, and what the
@@ -167,29 +214,83 @@ class Checkpoints:
             peak_memory_bytes=engine.memory.peak,
         )
 
-    def write(self, checkpoint: Checkpoint, most: int | None) -> None:
-        """Write a checkpoint; of earlier ones so many stay that there are `most` (None: all)."""
-        with replacing(self.path(checkpoint.round), sync=self._durable) as file:
+    def write(self, checkpoint: Checkpoint, engine: Engine) -> None:
+        """Write a checkpoint; if it is to be durable, `sync` and `settle` come before the next."""
+        t, named = checkpoint.round, checkpoint.files()
+        path = self._file(t, UNSYNCED if self._durable else SAFE)
+        self._pack(checkpoint, path)
+        if self._durable:
+            before = self._safe[max(self._safe)] if self._safe else Named({}, frozenset())
+            places = [path, self.ledger.path, self.rows.path, self._folder, *engine.places(before)]
+            self._unsynced = _Unsynced(t, named, places)
+        else:
+            self._keep(t, named)
+
+    def sync(self) -> None:
+        """Begin to have the checkpoint that was written survive a loss of power."""
+        if self._unsynced is not None and self._unsynced.syncing is None:
+            self._unsynced.syncing = begin_syncing(self._unsynced.places, self._threads)
+
+    def write_again(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint that the run is about to go on from; it survives a loss of power, with all it names, at
+        once, if it is to be durable."""
+        unsynced = self._file(checkpoint.round, UNSYNCED)
+        if self._durable and unsynced.exists():  # what a run wrote that was killed
+            make_all_durable(self._folder)
+        self._pack(checkpoint, self._file(checkpoint.round, SAFE), self._durable)
+        unsynced.unlink(missing_ok=True)
+
+    def _pack(self, checkpoint: Checkpoint, path: Path, sync: bool = False) -> None:
+        with replacing(path, sync=sync) as file:
             for part in pack_state(checkpoint).parts:
                 file.write(part)
-        self.files[checkpoint.round] = checkpoint.files()
-        for t in self.rounds()[: -most if most else 0]:
-            self.path(t).unlink()
-            self.files.pop(t, None)
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint survives a loss of power; then older ones go. Raises OSError if it never
+        will."""
+        self.sync()
+        if self._unsynced is not None:
+            for each in self._unsynced.syncing or ():
+                each.result()
+            t, named = self._unsynced.round, self._unsynced.named
+            self._file(t, UNSYNCED).replace(self._file(t, SAFE))
+            self._unsynced = None
+            self._keep(t, named)
+
+    def _keep(self, t: int, named: Named) -> None:
+        """A checkpoint is safe: older ones may go."""
+        self._safe[t] = named
+        for each in sorted(self._safe)[: -self._most if self._most else 0]:
+            self._file(each, SAFE).unlink()
+            del self._safe[each]
+
+    def named(self) -> list[Named]:
+        """The files that each checkpoint names."""
+        return [*self._safe.values(), *([] if self._unsynced is None else [self._unsynced.named])]
+
+    def close(self) -> None:
+        """Wait for what is on its way to the disk; what does not get there stays unsynced."""
+        with suppress(OSError):
+            self.settle()
+        self._threads.shutdown()
 
     def go_back(self, t: int) -> bool:
         """Forget the checkpoints after round t, and damaged ones; whether there were any after it."""
         later = [each for each in self.rounds() if each > t]
         for each in later:
-            self.path(each).unlink()
+            self._remove(each)
         if later and self._durable:
             make_durable(self._folder)
         for each in self.rounds():
             try:
-                self.files[each] = self.read(each).files()
+                self._safe[each] = self.read(each).files()
             except UserError:
-                self.path(each).unlink()
+                self._remove(each)
         return bool(later)
+
+    def _remove(self, t: int) -> None:
+        for kind in (SAFE, UNSYNCED):
+            self._file(t, kind).unlink(missing_ok=True)
 
 
 def read_checkpoint(folder: Path, from_round: int | None = None) -> Checkpoint:

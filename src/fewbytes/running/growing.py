@@ -21,20 +21,17 @@ class Beginning:
 
 
 class GrowingFile:
-    """A file that only grows, its owner's to read; each part that is added survives a loss of power, if `durable`."""
+    """A file that only grows, its owner's to read."""
 
-    def __init__(self, path: Path, durable: bool) -> None:
-        self._path, self._durable = path, durable
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._hasher, self._size = blake3(), 0
 
     def grow(self, part: bytes) -> Beginning:
         """Add a part; what the file begins with is all that has been added."""
-        with open(self._path, "ab", opener=partial(os.open, mode=0o600)) as file:
+        with open(self.path, "ab", opener=partial(os.open, mode=0o600)) as file:
             file.truncate(self._size)  # what a run that was stopped left half-written
             file.write(part)
-            if self._durable:
-                file.flush()
-                os.fsync(file.fileno())
         self._hasher.update(part)
         self._size += len(part)
         return Beginning(self._size, self._hasher.digest())
@@ -42,14 +39,14 @@ class GrowingFile:
     def read(self, beginning: Beginning) -> bytes:
         """What the file begins with. Raises UserError if that is not there any more."""
         try:
-            with open(self._path, "rb") as file:
+            with open(self.path, "rb") as file:
                 data = file.read(beginning.size)
         except OSError as error:
             if not beginning.size:
                 return b""
-            raise UserError(f"{self._path} cannot be read: {error.strerror}") from None
+            raise UserError(f"{self.path} cannot be read: {error.strerror}") from None
         if blake3(data).digest() != beginning.digest:
-            raise UserError(f"{self._path} is damaged")
+            raise UserError(f"{self.path} is damaged")
         return data
 
     def go_back(self, beginning: Beginning) -> bytes:

@@ -48,7 +48,7 @@ class Loop:
         self.rounds = Rounds(method.planned_rounds(settings.rounds), promises)
         how = f"coded {settings.coded}, evaluated every {settings.evaluate_every}"
         self.fingerprint = fingerprint(method, task, how + "".join(promise.terms for promise in promises))
-        self.checkpoints = Checkpoints(folder, settings.durable)
+        self.checkpoints = Checkpoints(folder, settings.durable, settings.keep_checkpoints)
         self.state: Any = None  # the server's
         self.rows: list[Row] = []  # the lines of rounds.jsonl
         self.kept = 0, 0  # how many exchanges and rows the last checkpoint has
@@ -77,7 +77,7 @@ class Loop:
             write_text(self.folder / "config.toml", settings.config)
         self.starts = checkpoint.starts = self.checkpoints.starts() + 1
         # so that no number is given twice, however often a run is gone on with
-        self.checkpoints.write(checkpoint, most=None)
+        self.checkpoints.write_again(checkpoint)
         known = staying(checkpoint.known.tolist(), self.task.problem, min(checkpoint.round + 1, self.rounds.last))
         checkpoint.known = torch.tensor(known, dtype=torch.int64)
         return checkpoint
@@ -102,9 +102,12 @@ class Loop:
         try:
             with terminating():
                 self._phases(checkpoint)
+                self.checkpoints.settle()
+                engine.checkpointed(self.checkpoints.named())
             self.status = "done"
         except KeyboardInterrupt:
             self.status = "interrupted"
+            self.checkpoints.settle()
             raise
         except Exception as error:
             say_where(error, self.method.method_name, engine.step.t)
@@ -113,6 +116,7 @@ class Loop:
             self.watcher.ended({"status": "failed", "why": str(error) or type(error).__name__})
             raise
         finally:
+            self.checkpoints.close()
             if self.status != "running":
                 write_results(self.folder, self._summary(), engine.ledger)
                 self.watcher.ended(self._summary())
@@ -193,21 +197,21 @@ class Loop:
         self.engine.go_back(self.origin(checkpoint))
 
     def _checkpoint(self, done: Phase) -> None:
-        """Write the checkpoint after a phase, and its line."""
+        """Write the checkpoint after a phase, and its line; it gets onto the disk while the next phase goes on."""
         engine, checkpoints, (exchanges, lines) = self.engine, self.checkpoints, self.kept
+        checkpoints.settle()
         rows = "".join(json.dumps(row) + "\n" for row in self.rows[lines:])
         progress = Progress(self.fingerprint, self.starts, self.seconds, done.round, done.phase, self.state)
-        checkpoint = checkpoints.made(engine, progress, exchanges, rows)
-        named = checkpoints.files
-        if self.settings.durable:
-            engine.make_durable(named[max(named)] if named else None)
-        checkpoints.write(checkpoint, self.settings.keep_checkpoints)
+        checkpoints.write(checkpoints.made(engine, progress, exchanges, rows), engine)
+        if done.released:
+            checkpoints.settle()  # what spends privacy is sent once it is counted for good
         for promise in self.promises:
             promise.kept(done)
         with open(self.folder / "rounds.jsonl", "a", encoding="utf-8") as file:
             file.write(rows)
         self.kept = len(engine.ledger), len(self.rows)
-        engine.checkpointed(list(named.values()))
+        engine.checkpointed(checkpoints.named())
+        checkpoints.sync()  # last, as files are slow to change while others are synced
 
     def _report(self, done: Phase) -> None:
         """Tell people what came of a phase."""

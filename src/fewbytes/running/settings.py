@@ -86,7 +86,7 @@ class Settings(Group):
     out: Path | str | None = None  # the run folder; None: a temporary one that lives as long as the result
     resume: bool = False  # go on from the last checkpoint in it
     from_round: Whole | None = None  # or from the one after this round, and forget those after it
-    durable: bool = True  # a loss of power loses no round; a temporary folder need not be
+    durable: bool = True  # a loss of power costs one finished round at most; a temporary folder need not be
     config: str | None = None  # text of config.toml; None: the method's parameters
     about: dict[str, Any] = field(default_factory=dict)  # entries for result.json
     watcher: Watcher = field(default_factory=Watcher)
