@@ -15,13 +15,13 @@ from device.pretence import NAME, set_up
 from fewbytes.analysis import probe
 from fewbytes.core import detection, objective, problem, training
 from fewbytes.engines import local
-from fewbytes.experiments import settings
+from fewbytes.experiments import tasks
 
 
 def main() -> None:
     torch.set_num_threads(1)
     set_up()
-    problem.check_device = settings.check_device = lambda device: None  # it knows no pretended one
+    problem.check_device = tasks.check_device = lambda device: None  # it knows no pretended one
     local.WorkerPool = lambda *_: None  # clients of both runs in this process
     for module in (training, objective, probe):
         module.EVALUATION_BATCH = 16  # so that few samples are several batches
