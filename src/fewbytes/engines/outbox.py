@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
 from fewbytes.engines.dispatcher import Dispatcher
 from fewbytes.engines.downlink import Downlink, Letter
 from fewbytes.engines.handlers import Handlers
-from fewbytes.engines.requests import Request, Requests
+from fewbytes.engines.requests import Request
 from fewbytes.engines.terms import Origin, Terms
 from fewbytes.engines.waiting import WaitingMessages
 
@@ -33,12 +30,6 @@ class Outbox:
     def waiting_for(self, client: Id) -> list[tuple[Handler, Letter]]:
         """What waits for a client, in the order its handlers are to run."""
         return self.waiting.of(client)
-
-    def requests(
-        self, handler: Handler, messages: Mapping[Id, Any], asked: Sequence[Id], own: bool = False
-    ) -> Requests:
-        """The requests of a call; `own`: messages are clients' own, not one for all."""
-        return Requests(self, handler, messages, asked, own)
 
     def delivered(self, client: Id, request: Request) -> None:
         """A client has had all of its request."""

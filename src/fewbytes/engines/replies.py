@@ -39,7 +39,7 @@ class Replies:
         self.step = Step(terms.task.problem)
         """What is being taken, in which they are gathered."""
         self.on_reply: Callable[[Id], None] = lambda client: None
-        """Called after every exchange (for a progress display)."""
+        """Called with each client whose reply was accepted (for a progress display)."""
         self._problem, self._policy, self._uplink = terms.task.problem, terms.policy, terms.uplink
         self._hidden = terms.method.promises.hides
         self._roster, self._outbox = roster, outbox

@@ -19,6 +19,7 @@ from fewbytes.engines.handlers import SCORE
 from fewbytes.engines.outbox import Outbox
 from fewbytes.engines.quorum import Quorum
 from fewbytes.engines.replies import Check, Replies
+from fewbytes.engines.requests import Requests
 from fewbytes.engines.streaming import Streaming
 from fewbytes.engines.terms import Terms
 
@@ -165,7 +166,7 @@ class Scheduler:
         step, failed = self.step, list[LeftOut]()
         try:
             self._pass_over(handler, asked)
-            requests = self.outbox.requests(handler, messages, able, own)
+            requests = Requests(self.outbox, handler, messages, able, own)
             step.calls += 1
             self.streaming.clock.exchange(able)
             wanted = self.quorum.wanted(step, able)

@@ -16,6 +16,7 @@ from fewbytes.engines.dispatcher import Flight, Order
 from fewbytes.engines.outbox import Outbox
 from fewbytes.engines.quorum import Quorum
 from fewbytes.engines.replies import Replies
+from fewbytes.engines.requests import Requests
 from fewbytes.engines.terms import Origin
 from fewbytes.engines.underway import AtWork, Work
 
@@ -54,7 +55,7 @@ class Streaming:
         able = [i for i in self._roster.clients if i not in self._roster.not_asked]
         failed = [left for left in step.left_out if left.client in blame.barred]
         rng = stream(self._roster.problem.seed, "server", step.t, "stream")
-        requests = self._outbox.requests(handler, dict.fromkeys(able, send), able)
+        requests = Requests(self._outbox, handler, dict.fromkeys(able, send), able)
         try:
             self._check(handler, able, failed, at_once)
             while True:
