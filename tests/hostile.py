@@ -32,7 +32,7 @@ from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 from fewbytes.wire import Masked
-from fewbytes.wire.values import WireValue
+from fewbytes.wire.value import WireValue
 
 Change = Callable[[Any], Any]
 LIAR, ROUNDS, STOPPED = 1, 4, 2  # whose reply it is; rounds in all; after which the run is stopped

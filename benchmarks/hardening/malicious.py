@@ -35,7 +35,7 @@ from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.methods.parts.ccvr import ClassStatistics
 from fewbytes.running.run import Run
-from fewbytes.wire.values import entries_of
+from fewbytes.wire.value import entries_of
 
 State = dict[str, Tensor]
 FILE = Path(__file__).parents[2] / "docs" / "malicious.json"

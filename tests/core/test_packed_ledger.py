@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fewbytes.core.ledger import BLOCK, Ledger, Row
-from fewbytes.wire.values import Counted
+from fewbytes.wire.value import Counted
 
 NOTHING = Counted()
 

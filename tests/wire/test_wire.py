@@ -200,6 +200,8 @@ def fits(kind: Any, value: Any) -> bool:
     if kind is Masked:
         ones = sum(int(m.sum()) for m in value.mask.values())
         return all(m.dtype == torch.bool for m in value.mask.values()) and value.values.shape == (ones,)
+    if kind is Dense:
+        return type(value) is Dense and fits(dict[str, torch.Tensor], value.state)
     if kind is Bits:
         return all(b.dtype == torch.bool for b in value.bits.values())
     if kind is Quantised:

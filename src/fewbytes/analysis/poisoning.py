@@ -47,7 +47,7 @@ from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher
 from fewbytes.wire import Dense, Masked
 from fewbytes.wire.schema import schema_of
-from fewbytes.wire.values import entries_of
+from fewbytes.wire.value import entries_of
 
 FACTOR = 100.0
 MODEL = "theta"  # how replies call a model's values

@@ -29,7 +29,7 @@ from fewbytes.wire.fields import check_finite, entries_in
 from fewbytes.wire.layout import Forms, Layout, forms_of
 from fewbytes.wire.masked import Masked
 from fewbytes.wire.schema import Leaf, Marks
-from fewbytes.wire.values import entries_of
+from fewbytes.wire.value import entries_of
 
 GROWTH = 1000.0
 """How many times the norm of what it was sent, or of its first model, the parameters in a client's reply may have,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fewbytes.core.problem import Id
-from fewbytes.wire.values import Counted
+from fewbytes.wire.value import Counted
 
 OUTCOMES = ("answered", "unreachable", "late", "failed", "rejected", "surplus", "excluded")
 """How an exchange can end: with a reply; the node was not there; nothing came in time; its handler failed; what came

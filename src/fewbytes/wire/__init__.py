@@ -81,7 +81,7 @@ floats compared as integers in the same order, all numbers, zig-zag.
 from fewbytes.base.errors import FrameError
 from fewbytes.wire.bits import Bits
 from fewbytes.wire.dense import Dense, give
-from fewbytes.wire.fields import base_of, counted, pack, pack_state, payload, unpack, unpack_state
+from fewbytes.wire.fields import base_of, counted, pack, pack_state, unpack, unpack_state
 from fewbytes.wire.frame import Frame, Parsed
 from fewbytes.wire.images import Images
 from fewbytes.wire.layout import Entry, Layout
@@ -89,9 +89,11 @@ from fewbytes.wire.lossy import Lossy
 from fewbytes.wire.masked import Masked
 from fewbytes.wire.packages import Packages
 from fewbytes.wire.quantised import Quantised
+from fewbytes.wire.schema import payload
 from fewbytes.wire.signs import Signs
 from fewbytes.wire.topk import TopK
-from fewbytes.wire.values import Base, Counted, WireValue
+from fewbytes.wire.value import Counted, WireValue
+from fewbytes.wire.values import Base
 
 __all__ = [
     "Base",

@@ -11,7 +11,7 @@ import torch
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire import words
-from fewbytes.wire.values import Counted, Reader, Writer
+from fewbytes.wire.value import Counted, Reader, Writer
 
 
 @dataclass(frozen=True, eq=False)

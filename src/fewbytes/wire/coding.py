@@ -14,10 +14,10 @@ import numpy as np
 from fewbytes.base.errors import FrameError
 from fewbytes.wire.gaps import decode_bits, mask_section
 from fewbytes.wire.sections import SECTION, Array, Buffer, Sink, Source, deflate, get_plane, size_of
+from fewbytes.wire.words import CHANGES, DIFFERENCES, PLANES, RAW
 
 BLOCK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
 SAMPLE = 1 << 12  # elements looked at before choosing between coding with and without a base
-RAW, PLANES, DIFFERENCES, CHANGES = 0, 1, 2, 4  # codings of numbers (3 is `fewbytes.wire.values.ROUNDED`)
 
 
 def _cuts(width: int, together: bool) -> list[tuple[int, Any]]:

@@ -10,7 +10,7 @@ import torch
 from fewbytes.base.state import State
 from fewbytes.wire import words
 from fewbytes.wire.schema import leaves_of
-from fewbytes.wire.values import Counted, Reader, Writer
+from fewbytes.wire.value import Counted, Reader, Writer
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -16,7 +15,8 @@ from fewbytes.wire.frame import MOST_ITEMS, NO_HASH, Frame, Parsed
 from fewbytes.wire.layout import Layout
 from fewbytes.wire.lossy import Lossy
 from fewbytes.wire.schema import UNMARKED, Kind, Leaf, Marks, leaves_of, said, schema_of
-from fewbytes.wire.values import Base, Counted, Reader, Writer, entries_of, is_wire_value
+from fewbytes.wire.value import Counted, entries_of, is_wire_value
+from fewbytes.wire.values import Base, FrameReader, FrameWriter
 
 T = TypeVar("T")
 LIMIT = 1 << 30  # bytes of arrays a receiver is ready to hold for one payload, unless it says otherwise
@@ -24,20 +24,7 @@ ANY = 1 << 62  # more than there can be
 PER_ITEM = 1 << 14  # bytes of that limit for each item of a header, though MOST_ITEMS may always stand there
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
-def payload(cls: type[T]) -> type[T]:
-    """Make a class a payload: a frozen dataclass whose fields travel.
-
-    Fields may be None, bool, int (64 bit), float, str, bytes, tensors, states (named tensors), wire values, other
-    dataclasses, and lists, tuples, dicts and `| None` of these. Raises MethodError for a field of another type.
-    """
-    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    with suppress(NameError, AttributeError):  # a type of a later line or of itself: checked when it is first sent
-        schema_of(made)
-    return made
-
-
-def _write(kind: Kind, value: Any, writer: Writer, path: str, marks: Marks = UNMARKED) -> Any:
+def _write(kind: Kind, value: Any, writer: FrameWriter, path: str, marks: Marks = UNMARKED) -> Any:
     """What stands in the header for a value; its arrays become sections. Raises TypeError for one of another type."""
     match kind.form:
         case "optional" if value is None:
@@ -70,7 +57,7 @@ def _write(kind: Kind, value: Any, writer: Writer, path: str, marks: Marks = UNM
     raise TypeError(f"{path}: {with_article(type(value))} cannot travel as {with_article(said(kind.of))}{remedy}")
 
 
-def _read(kind: Kind, item: Any, reader: Reader) -> Any:
+def _read(kind: Kind, item: Any, reader: FrameReader) -> Any:
     """Undo `_write`. Raises FrameError for what it would not have written."""
     match kind.form:
         case "plain" if type(item) is kind.of:
@@ -142,7 +129,7 @@ def pack(
             f"lossy rounds what payloads hold, and a bare {kind.__name__} would travel unrounded: pack a payload "
             f"of which it is a field, @fb.payload class Message: state: {kind.__name__}"
         )
-    writer = Writer(layout, base, coded, lossy)
+    writer = FrameWriter(layout, base, coded, lossy)
     fields = _write(schema_of(kind), value, writer, kind.__name__)
     layout_hash = NO_HASH if layout is None else layout.hash
     base_hash = NO_HASH if base is None or not coded else base.digest[:16]
@@ -166,7 +153,7 @@ def unpack(
     parsed = data if isinstance(data, Parsed) else Parsed(data, max(MOST_ITEMS, limit // PER_ITEM))
     if parsed.header.kind != cls.__name__:
         raise FrameError("type", f"the frame holds a {parsed.header.kind[:80]!r}, expected a {cls.__name__!r}")
-    reader = Reader(parsed, layout, base, limit)
+    reader = FrameReader(parsed, layout, base, limit)
     try:
         value: T = _read(schema_of(cls), parsed.header.fields, reader)
     except RecursionError:

@@ -17,7 +17,8 @@ from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire import words
 from fewbytes.wire.sections import SECTION, Array, Buffer, size_of
-from fewbytes.wire.values import Counted, Reader, Writer
+from fewbytes.wire.value import Counted, Reader, Writer
+from fewbytes.wire.values import FrameWriter
 
 EDGE = 16383  # pixels: the longest side of a WebP file
 SHEET = 1 << 20  # pixels of a sheet at most: decoding one takes about 25 bytes for each
@@ -50,7 +51,7 @@ class Images:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
             shape = tuple(self.pixels.shape)
             raise TypeError(f"images travel as uint8 (n, channels, height, width), not {self.pixels.dtype} {shape}")
-        plain = Writer(None, None, writer.coded)
+        plain = FrameWriter(None, None, writer.coded)
         numbers = plain.numbers([self.pixels], [None])
         sections = plain.sections
         if writer.coded:

@@ -17,6 +17,7 @@ from fewbytes.base.state import State
 from fewbytes.wire.layout import DTYPES, Entry, Place
 from fewbytes.wire.levels import BLOCK, MOST, Shape, decode_levels, encode_levels, entropy, fold, kinds, width
 from fewbytes.wire.sections import Array, Sink, Source
+from fewbytes.wire.words import DIFFERENCE, ITSELF
 
 ZERO, UP = 0.65, 0.4  # of a step: what is below ZERO is 0, and the rest n up to n + 1 - UP is n
 POINTS = 3  # magnitudes told apart by where in their step values lie on the mean: 1, 2, and all from 3 on
@@ -27,7 +28,6 @@ FINEST, COARSEST = -14, 6  # what a step may be: powers of 2, of the root mean s
 NUMBER = 3.0  # bits that a number takes that tells how large levels are
 CLOSE, TRIES = 0.02, 12  # how near the wanted size of it is near enough, and steps tried at most to get there
 TINY, FARTHEST = np.finfo(np.float32).tiny, float(np.finfo(np.float32).max)  # a step at least, and at most
-SPARED, ITSELF, DIFFERENCE = 0, 1, 2  # how a tensor travels: left alone, rounded, or its difference rounded
 
 
 @dataclass

@@ -15,7 +15,8 @@ from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire import words
 from fewbytes.wire.layout import DTYPES, Place
-from fewbytes.wire.values import Counted, Reader, Writer, flat_words, tensor_of
+from fewbytes.wire.value import Counted, Reader, Writer
+from fewbytes.wire.values import flat_words, tensor_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire.topk import ALL, TopK
-from fewbytes.wire.values import Counted, Reader, Writer
+from fewbytes.wire.value import Counted, Reader, Writer
 
 MOST_PATTERNS = 256
 LONGEST = 62  # values of a kernel that has a pattern

@@ -14,7 +14,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire import words
-from fewbytes.wire.values import Counted, Reader, Writer
+from fewbytes.wire.value import Counted, Reader, Writer
 
 DTYPES = {8: torch.uint8, 16: torch.uint16}
 

@@ -6,17 +6,19 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, dataclass_transform
 
 from msgspec import Meta
 from torch import Tensor
 
 from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import wrong
-from fewbytes.wire.values import WireValue, entries_of, is_wire_value
+from fewbytes.wire.value import WireValue, entries_of, is_wire_value
 
+T = TypeVar("T")
 Marks = frozenset[str]
 """How a field is marked, and all that it is part of (`fewbytes.base.ranges`)."""
 UNMARKED: Marks = frozenset()
@@ -152,6 +154,19 @@ def schema_of(cls: Any) -> Kind:
     if cls not in _COMPILED:
         _COMPILED[cls] = _compiled(cls, {})
     return _COMPILED[cls]
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def payload(cls: type[T]) -> type[T]:
+    """Make a class a payload: a frozen dataclass whose fields travel.
+
+    Fields may be None, bool, int (64 bit), float, str, bytes, tensors, states (named tensors), wire values, other
+    dataclasses, and lists, tuples, dicts and `| None` of these. Raises MethodError for a field of another type.
+    """
+    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    with suppress(NameError, AttributeError):  # a type of a later line or of itself: checked when it is first sent
+        schema_of(made)
+    return made
 
 
 def check_fields(cls: type) -> None:

@@ -16,7 +16,7 @@ from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.base.state import State
 from fewbytes.wire import words
 from fewbytes.wire.layout import DTYPES
-from fewbytes.wire.values import Counted, Reader, Writer
+from fewbytes.wire.value import Counted, Reader, Writer
 
 INDEX_BITS = 24  # what papers count for an index
 ALL = 16  # dimensions a tensor has at most

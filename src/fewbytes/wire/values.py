@@ -1,12 +1,11 @@
-"""Values that know how they travel: what they write and read, what papers count, what replies are coded against."""
+"""What payloads write to and read from: sections of a frame, coded against the message that a reply answers."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,60 +20,7 @@ from fewbytes.wire.frame import NO_HASH, Parsed
 from fewbytes.wire.layout import DTYPES, Entry, Layout, Place, entry_of
 from fewbytes.wire.lossy import Lossy, round_values, rounded_values
 from fewbytes.wire.sections import Array, Buffer
-
-ROUNDED = 3  # a coding of numbers beside those of `fewbytes.wire.coding`: some of them are rounded
-
-
-@runtime_checkable
-class WireValue(Protocol):
-    """A value that knows how it travels. What is lossy happened when it was made; writing and reading are exact."""
-
-    def write(self, writer: Writer) -> Any:
-        """Write the arrays as sections; return what stands in the frame's header (packable by msgpack)."""
-
-    @classmethod
-    def read(cls, header: Any, reader: Reader) -> Self:
-        """Undo `write`. Raises FrameError for anything `write` would not have written."""
-
-    def states(self) -> State:
-        """The tensors by name that a reply to this value may be coded against."""
-
-    def numbers(self) -> State:
-        """The numbers it holds, by name: finite exactly where those of `states` are, which are not made for it."""
-
-    def counted(self) -> Counted:
-        """What papers count for this value."""
-
-    @staticmethod
-    def describe(header: Any) -> list[str]:
-        """What `write` put in the header, in lines for people; of another header it may raise anything."""
-
-
-def is_wire_value(value: Any) -> TypeGuard[WireValue]:
-    """Whether a value knows how it travels. Asked of each class once: of a protocol Python takes long to say."""
-    kind: Any = type(value)
-    return _is_wire_class(kind)
-
-
-@functools.cache
-def _is_wire_class(kind: Any) -> bool:
-    return issubclass(kind, WireValue)
-
-
-@dataclasses.dataclass(frozen=True)
-class Counted:
-    """What papers count: bytes of the values themselves, and mask entries at one bit each."""
-
-    value_bytes: int = 0
-    mask_bits: int = 0
-
-    @property
-    def nominal_bytes(self) -> int:
-        """Values and mask bits together, in whole bytes."""
-        return self.value_bytes + (self.mask_bits + 7) // 8
-
-    def __add__(self, other: Counted) -> Counted:
-        return Counted(self.value_bytes + other.value_bytes, self.mask_bits + other.mask_bits)
+from fewbytes.wire.words import CHANGES, ROUNDED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,18 +62,6 @@ class Base:
         return cls(blake3(b"".join(base.digest for base in bases)).digest(), merged)
 
 
-def entries_of(value: Any) -> Mapping[str, Tensor]:
-    """The tensors of a wire value by name: those a reply may be coded against or, if there are none, those it holds; of
-    anything else none."""
-    if not is_wire_value(value):
-        return {}
-    if states := value.states():
-        return states
-    held = vars(value)
-    first = next((each for each in held.values() if isinstance(each, Mapping)), held)
-    return {name: tensor for name, tensor in first.items() if isinstance(tensor, Tensor)}
-
-
 def flat_words(value: Tensor) -> Array:
     """A tensor's bits in C order as a flat array of unsigned integers (no copy where it is contiguous)."""
     value = value.detach().cpu().contiguous().reshape(-1)
@@ -147,7 +81,7 @@ def tensor_of(words: Array, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(words.view(f"i{words.dtype.itemsize}")).view(dtype)
 
 
-class Writer:
+class FrameWriter:
     """Collects a payload's sections; wire values call its methods."""
 
     def __init__(self, layout: Layout | None, base: Base | None, coded: bool, lossy: Lossy | None = None) -> None:
@@ -223,7 +157,7 @@ class Writer:
         return [header, groups]
 
 
-class Reader:
+class FrameReader:
     """Gives a payload's sections back; wire values call its methods.
 
     Its arrays take at most `limit` bytes, with those that values become once they are made dense.
@@ -264,7 +198,7 @@ class Reader:
         self.spend(sum(entry.nbytes for entry in entries))
 
     def entries(self, header: Any) -> list[Entry]:
-        """The entries, in the order they travel, that a header of `Writer.entries` tells. Raises FrameError."""
+        """The entries, in the order they travel, that a header of `FrameWriter.entries` tells. Raises FrameError."""
         if header is True and self.layout is not None:
             return list(self.layout.entries)
         if isinstance(header, bytes) and self.layout is not None:
@@ -289,9 +223,9 @@ class Reader:
         return entries
 
     def numbers(self, header: Any, dtype: torch.dtype, sizes: Sequence[int], bases: Sequence[Array | None]) -> Tensor:
-        """Read what `Writer.numbers` wrote: one flat tensor of sum(sizes) elements."""
+        """Read what `FrameWriter.numbers` wrote: one flat tensor of sum(sizes) elements."""
         total = sum(sizes)
-        masked = isinstance(header, list) and header[:1] == [coding.CHANGES]
+        masked = isinstance(header, list) and header[:1] == [CHANGES]
         self.spend(total * (dtype.itemsize + masked))
         words = np.dtype(f"u{dtype.itemsize}")
         known = _filled(bases, sizes, dtype.itemsize)
@@ -299,19 +233,19 @@ class Reader:
         return tensor_of(coding.decode_numbers(self, header, total, words, known, floating), dtype)
 
     def bits(self, header: Any, size: int) -> Array:
-        """Read what `Writer.bits` wrote."""
+        """Read what `FrameWriter.bits` wrote."""
         self.spend(size)
         return gaps.decode_bits(self, header, size)
 
     def places(self, header: Any, size: int) -> Array:
-        """Read what `Writer.places` wrote."""
+        """Read what `FrameWriter.places` wrote."""
         self.spend(size)
         places = gaps.decode_places(self, header, size)
         self.spend(places.nbytes)
         return places
 
     def values(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> list[Tensor]:
-        """Read what `Writer.values` wrote: for each place a flat tensor."""
+        """Read what `FrameWriter.values` wrote: for each place a flat tensor."""
         match header:
             case [int(kind), bytes(ways), *rest] if kind == ROUNDED and len(rest) == 4 and len(ways) == len(places):
                 self.spend(
@@ -331,7 +265,7 @@ class Reader:
         return flat.split_with_sizes(sizes)
 
     def state(self, header: Any) -> State:
-        """Read what `Writer.state` wrote."""
+        """Read what `FrameWriter.state` wrote."""
         match header:
             case [names, list(groups)]:
                 entries = self.entries(names)

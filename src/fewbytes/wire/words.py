@@ -1,13 +1,16 @@
-"""What stands in a frame's header, in words for people; of a header that nobody wrote they may raise anything."""
+"""What a frame's header says: its codes, and words for people, which may raise anything for a damaged header."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fewbytes.wire.lossy import DIFFERENCE, SPARED
-from fewbytes.wire.values import ROUNDED
-
-CODINGS = {0: "raw", 1: "planes", 2: "difference to the base", 4: "what differs from the base"}
+RAW, PLANES, DIFFERENCES, ROUNDED, CHANGES = 0, 1, 2, 3, 4
+"""Codings of numbers (`fewbytes.wire.coding`; ROUNDED: some of them are rounded, `fewbytes.wire.lossy`)."""
+SPARED, ITSELF, DIFFERENCE = 0, 1, 2
+"""How a tensor of them travels: unchanged, rounded, or its difference rounded."""
+CODINGS = {
+    RAW: "raw", PLANES: "planes", DIFFERENCES: "difference to the base", CHANGES: "what differs from the base"
+}  # fmt: skip
 SHOWN = 40  # entries of a value that are listed
 
 

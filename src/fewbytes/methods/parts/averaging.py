@@ -16,7 +16,7 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Hooks, Local
 from fewbytes.wire.dense import Dense
-from fewbytes.wire.fields import payload
+from fewbytes.wire.schema import payload
 
 
 @payload
