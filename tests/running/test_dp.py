@@ -17,6 +17,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.core.privacy import Diary
+from fewbytes.core.site import Shared
 from fewbytes.core.training import Local
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments.display import Display
@@ -302,7 +303,7 @@ def test_without_the_package_it_is_told_what_to_install(tmp_path, monkeypatch):
 
 def site_of(made: fb.Task, diary: Diary, number: int = 1) -> fb.Site:
     made = METHOD.promising(METHOD.adapted(made), SAMPLES.replace("seeded", "secure"), 4)
-    return fb.Site(made, 0, number, "train", diary=diary)
+    return fb.Site(made, 0, number, "train", Shared(diary))
 
 
 class Forgetful:

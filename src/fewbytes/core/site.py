@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -38,26 +38,26 @@ def handler_stream(seed: int, client: Id, t: int, what: str) -> np.random.Genera
     return np.random.default_rng(_handler_seed(seed, client, t, what))
 
 
+@dataclass
+class Shared:
+    """What the sites of a process share: `models` that earlier ones made, to be used again, `recordings` of steps of
+    these on a GPU, and the `diary` where clients keep what they spend, if the problem promises privacy to samples."""
+
+    diary: Diary | None = None
+    models: dict[Any, Reused] = field(default_factory=dict)
+    recordings: Recordings = field(default_factory=dict)
+
+
 class Site:
     """What a handler sees of its client: its data, its randomness, a model to work with, the training loop.
 
     `me`: the client's number; `round`; `train`, `test`: its samples, whose number is their `len`; `device`; `problem`.
 
-    Made by the engine for the handler `what` in round `t`. `models`: modules that earlier sites of the process made,
-    to be used again, `recordings` of steps of these on a GPU; `scored`: whether scores of this round are wanted;
-    `diary`: where clients keep theirs, if the problem promises privacy to samples.
+    Made by the engine for the handler `what` in round `t`. `scored`: whether scores of this round are wanted.
     """
 
     def __init__(
-        self,
-        task: Posed,
-        me: Id,
-        t: int,
-        what: str,
-        models: dict[Any, Reused] | None = None,
-        scored: bool = True,
-        diary: Diary | None = None,
-        recordings: Recordings | None = None,
+        self, task: Posed, me: Id, t: int, what: str, shared: Shared | None = None, scored: bool = True
     ) -> None:
         self.problem, self.me, self.round = task.problem, me, t
         self.device = task.problem.device
@@ -67,12 +67,8 @@ class Site:
         """By which the engine seeds the global generators before the handler runs: torch's, and, for transforms of
         users' own data sets, Python's and numpy's."""
         self.records = Records()
-        self._models = {} if models is None else models
-        self._recordings = recordings
-        self._taken = 0
-        self._scored = scored
-        self._diary = diary
-        self._what = what
+        self._what, self._scored, self._shared = what, scored, shared or Shared()
+        self._taken = 0  # models
         self._fitted = False
         self._loaded: dict[int, tuple[Tensor | NamedTensors | LazySamples, Tensor]] = {}
 
@@ -92,10 +88,11 @@ class Site:
         owner = self.me if of is None else of
         key = (self.problem.architecture(owner), self._taken)
         self._taken += 1
-        model = self._models[key].again() if key in self._models else None
+        models = self._shared.models
+        model = models[key].again() if key in models else None
         if model is None:
             model = prepared(self.problem.model(owner))
-            self._models[key] = Reused(model)
+            models[key] = Reused(model)
         for p in model.parameters():
             p.requires_grad_(p.trained)  # type: ignore[attr-defined]
             p.grad = None
@@ -134,7 +131,8 @@ class Site:
         hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"), y)
         precision, transform = self.problem.precision, self.train.transform
         private = self._private(model, local, more is not None, x, y) if self.problem.privacy else None
-        again = self._recordings if any(model is each.model for each in self._models.values()) else None
+        shared = self._shared
+        again = shared.recordings if any(model is each.model for each in shared.models.values()) else None
         try:
             value = fit(
                 model, x, y, local, self.round,
@@ -169,7 +167,7 @@ class Site:
         says the same again, and nothing further; asked with any other, it draws other noise, and counts once more. The
         same noise on two answers would be none on their difference.
         """
-        terms, diary, samples = self.problem.privacy, self._diary, len(self.train)
+        terms, diary, samples = self.problem.privacy, self._shared.diary, len(self.train)
         if terms is None or diary is None:
             raise MethodError("a handler of a run that promises privacy to samples needs a diary")
         if not _is_finite(model):

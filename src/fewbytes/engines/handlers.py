@@ -15,15 +15,13 @@ from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.base.streams import seed_all, untouched
 from fewbytes.core.devices import open_device, prepare_device
-from fewbytes.core.graphs import Recordings
 from fewbytes.core.method import Method, check_model, check_state
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.privacy import Diary
 from fewbytes.core.problem import Id
 from fewbytes.core.records import Records
-from fewbytes.core.reused import Reused
-from fewbytes.core.site import Site
+from fewbytes.core.site import Shared, Site
 from fewbytes.core.task import Task
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
@@ -163,15 +161,13 @@ class Runner:
 
     def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool, diary: Diary | None = None) -> None:
         self.method, self.task, self.store, self.coded = method, task, store, coded
-        self._diary: Diary = store if diary is None else diary
+        self._shared = Shared(store if diary is None else diary)
         self.check: Callable[[Id, Any], None] = lambda client, message: None
         """Called with each message before it is used; raises what must be told of one that must not."""
         prepare_device(task.problem.device, task.problem.precision)
         self.state_class = method.state_class("client")
         if task.problem.privacy is not None:
             task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
-        self._models: dict[Any, Reused] = {}
-        self._recordings: Recordings = {}
         self._handlers = Handlers(method)
         self._messages: dict[int, Received] = {}  # of the last job, by number: the next may get the same
 
@@ -221,7 +217,7 @@ class Runner:
 
     def _site(self, job: Job, handler: str, done: Done) -> Site:
         """What a handler of the job sees, which measures into `done`; the global generators are seeded for it."""
-        site = Site(self.task, job.client, job.round, handler, self._models, job.scored, self._diary, self._recordings)
+        site = Site(self.task, job.client, job.round, handler, self._shared, job.scored)
         site.records = done.records
         seed_all(site.seed)
         return site
@@ -244,7 +240,7 @@ class Runner:
             return self._stored(job.client, job.version)
         if self.state_class is None:
             return None, {}, {}
-        site = Site(self.task, job.client, 0, "client", self._models)
+        site = Site(self.task, job.client, 0, "client", Shared(models=self._shared.models))
         seed_all(site.seed)
         state = self.method.client(site)
         check_state(self.method, "client", state)

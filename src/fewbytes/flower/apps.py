@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -30,7 +31,7 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.task import Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
-from fewbytes.engines.pool import unable
+from fewbytes.engines.pool import keep_memory, unable
 from fewbytes.flower.allowance import Allowed, Allows
 from fewbytes.flower.cluster import FarFrames, FarNode, Home
 from fewbytes.flower.link import Exchange
@@ -167,12 +168,13 @@ def _served(
     if where not in _nodes:
         for old in [place for place in _nodes if place[2] != order.run]:  # one run at a time
             del _nodes[old]
-        threads = int(context.node_config.get("threads", 1))
         if isinstance(frame_folder, FarFrames):
-            _nodes[where] = FarNode(method, task, frame_folder.keeper, order.run, threads)
+            _nodes[where] = FarNode(method, task, frame_folder.keeper, order.run)
         else:
-            allows = _allows(context.node_config)
-            _nodes[where] = Node(method, task, base, order.run, threads, frame_folder is None, said, allows)
+            allows = _allows(context.node_config) if frame_folder is None else None
+            _nodes[where] = Node(method, task, base, order.run, said, allows)
+        torch.set_num_threads(int(context.node_config.get("threads", 1)))  # equal bit for bit only at 1
+        keep_memory()
     node = _nodes[where]
     with nullcontext() if allowed is None else only_allowed(*allowed, anywhere=False):
         if kind == "query.data":

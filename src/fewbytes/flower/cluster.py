@@ -175,9 +175,9 @@ class FarNode(Node):
     What a handler wrote is back before its reply is, so that nothing is lost with this host.
     """
 
-    def __init__(self, method: Method, task: Task, keeper: Any, run: str, threads: int = 1) -> None:
+    def __init__(self, method: Method, task: Task, keeper: Any, run: str) -> None:
         scratch = ScratchFolder("node")
-        super().__init__(method, task, scratch.path, run, threads, replies=False)
+        super().__init__(method, task, scratch.path, run, allows=None)
         self._keeper = keeper
         weakref.finalize(self, scratch.close)
 

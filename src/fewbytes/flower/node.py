@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from blake3 import blake3
 
 from fewbytes.base.errors import FewbytesError, FrameError, UserError
@@ -21,7 +20,7 @@ from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.core.trust import check_drift
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
-from fewbytes.engines.pool import attempt, keep_memory
+from fewbytes.engines.pool import attempt
 from fewbytes.engines.store import ClientStore
 from fewbytes.flower.allowance import Allowance, Allows
 from fewbytes.running.checkpoint import VERSION
@@ -30,12 +29,22 @@ from fewbytes.wire.frame import MAJOR, Parsed
 TELL = ("sizes", "labels", "nothing")
 """What a node may tell the server of its client's data before the run; methods may tell more, by what they send."""
 CLIENTS = "checkpoint/clients"  # in a run folder
+USUAL = Allows()
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def run_folders(folder: Path) -> int:
     """How many run folders of nodes there are, whether anything was done in them or not."""
     return len(list(folder.glob(f"*/{CLIENTS}")))
+
+
+def _check_room(folder: Path, most: int) -> None:
+    """Raises UserError if there are no fewer run folders."""
+    if run_folders(folder) >= most:
+        raise UserError(
+            f"this node has {most} run folders and makes no more (max-runs in its configuration): "
+            "remove those of runs that are over"
+        )
 
 
 class Order(msgspec.Struct, array_like=True):
@@ -84,44 +93,30 @@ class Node:
 
     `folder`: where run folders go on this node. The files of a client lie in `<run>/checkpoint/clients`: its state in
     the versions the server may ask for, and its last reply, so that an order that comes twice is answered twice but
-    done once. Both survive a loss of power once the order is answered. `threads`: torch threads; results are equal bit
-    for bit only at 1. `replies`: whether to keep them; a simulation, whose server and nodes end together, need not.
-    `said`: all that the server says of the run. `allows`: how much runs may take, which a simulation's are not asked.
+    done once. Both survive a loss of power once the order is answered. `said`: all that the server says of the run.
+    `allows`: how much runs may take; None: of a simulation, whose server and nodes end together, so that no reply need
+    be kept.
     """
 
     def __init__(
-        self,
-        method: Method,
-        task: Task,
-        folder: Path,
-        run: str,
-        threads: int = 1,
-        replies: bool = True,
-        said: str = "",
-        allows: Allows | None = None,
+        self, method: Method, task: Task, folder: Path, run: str, said: str = "", allows: Allows | None = USUAL
     ) -> None:
         if not RUN_NAME.fullmatch(run):
             raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
-        self.method, self.task, self.folder, self.replies = method, task, folder / run, replies
+        self.method, self.task, self.folder, self.replies = method, task, folder / run, allows is not None
         self._nonce: bytes | None = None
-        allows = allows or Allows()
-        if replies and not self.folder.exists() and run_folders(folder) >= allows.run_folders:
-            raise UserError(
-                f"this node has {allows.run_folders} run folders and makes no more (max-runs in its configuration): "
-                "remove those of runs that are over"
-            )
+        if allows is not None and not self.folder.exists():
+            _check_room(folder, allows.run_folders)
         private_folder(self.folder)
         private_folder(self.folder / "checkpoint")
         self.store = ClientStore(self.folder / CLIENTS)
         remove_leftovers(self.store.folder)
         terms, self._allowance = task.problem.privacy, None
-        if replies and terms is not None:
+        if allows is not None and terms is not None:
             self._allowance = Allowance(self.store, folder, run, said, terms, allows)
         self.runner = Runner(method, task, self.store, True, self._allowance)
-        if allows.drift != math.inf:
+        if allows is not None and allows.drift != math.inf:
             self.runner.check = partial(check_drift, task.problem, most=allows.drift)
-        torch.set_num_threads(threads)
-        keep_memory()
 
     def answer(self, order: Order, frames: Sequence[memoryview]) -> tuple[Done, bytes]:
         """Run the order's job with the frames of its messages, or give its stored reply: what came of it and the

@@ -87,33 +87,17 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        depth: int,
-        channels: int,
-        classes: int,
-        width: int = 64,
-        stem: str = "3x3",
+        self, depth: int, channels: int, classes: int, width: int = 64, stem: str = "3x3",
         activation: type[nn.Module] = nn.ReLU,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.activation = activation()
-        block, stages = DEPTHS[depth]
-        if stem == "7x7":
-            self.pre_conv = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
-            self.pool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
-        else:
-            self.pre_conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-            self.pool = nn.Identity()
+        large = stem == "7x7"
+        kernel, stride, padding = (7, 2, 3) if large else (3, 1, 1)
+        self.pre_conv = nn.Conv2d(channels, width, kernel, stride, padding, bias=False)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1) if large else nn.Identity()
         self.pre_bn = nn.BatchNorm2d(width)
-        self.layers = nn.Sequential()
-        reached = width
-        for stage, blocks in enumerate(stages):
-            stage_width = width * 2**stage
-            row = nn.Sequential()
-            for i in range(blocks):
-                row.append(block(reached, stage_width, 2 if stage and i == 0 else 1, activation))
-                reached = stage_width * block.expansion
-            self.layers.append(row)
+        self.layers, reached = _stages(depth, width, activation)
         self.fc = nn.Linear(reached, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -151,6 +135,19 @@ class ResNet(nn.Module):
         if stages == [2, 2, 2, 2]:
             cuts[8] = ("stem", *(f"layers.{unit}" for unit in ("0.0", "0.1", "1.0", "2.0", "3.0", "3.1")))
         return cuts
+
+
+def _stages(depth: int, width: int, activation: type[nn.Module]) -> tuple[nn.Sequential, int]:
+    """The stages of blocks, and how many channels the last one gives."""
+    block, stages = DEPTHS[depth]
+    layers, reached = nn.Sequential(), width
+    for stage, blocks in enumerate(stages):
+        row = nn.Sequential()
+        for i in range(blocks):
+            row.append(block(reached, width * 2**stage, 2 if stage and i == 0 else 1, activation))
+            reached = width * 2**stage * block.expansion
+        layers.append(row)
+    return layers, reached
 
 
 class GlobalPool(nn.Module):

@@ -76,26 +76,10 @@ class Frame:
     """
 
     def __init__(
-        self,
-        kind: str,
-        fields: list[Any],
-        sections: Sequence[list[Buffer]],
-        layout_hash: bytes,
-        base_hash: bytes,
+        self, kind: str, fields: list[Any], sections: Sequence[list[Buffer]], layout_hash: bytes, base_hash: bytes,
         travels: bool = True,
-    ) -> None:
-        body: list[memoryview] = []
-        table: list[tuple[int, int]] = []
-        for parts in sections:
-            views = [
-                memoryview(np.ascontiguousarray(p).data if isinstance(p, np.ndarray) else p).cast("B") for p in parts
-            ]
-            checksum = 0
-            for view in views:
-                checksum = crc32c(view, checksum)
-            length = sum(view.nbytes for view in views)
-            table.append((length, checksum))
-            body += [*views, memoryview(bytes(_gap(length)))]
+    ) -> None:  # fmt: skip
+        body, table = _body(sections)
         header = msgspec.msgpack.encode(Header(kind, fields, table))
         if travels and len(header) > HEADER_CAP:
             raise ValueError(
@@ -134,6 +118,21 @@ class Frame:
         return at
 
 
+def _body(sections: Sequence[list[Buffer]]) -> tuple[list[memoryview], list[tuple[int, int]]]:
+    """The sections one after another, and what the header says of them."""
+    body: list[memoryview] = []
+    table: list[tuple[int, int]] = []
+    for parts in sections:
+        views = [memoryview(np.ascontiguousarray(p).data if isinstance(p, np.ndarray) else p).cast("B") for p in parts]
+        checksum = 0
+        for view in views:
+            checksum = crc32c(view, checksum)
+        length = sum(view.nbytes for view in views)
+        table.append((length, checksum))
+        body += [*views, memoryview(bytes(_gap(length)))]
+    return body, table
+
+
 class Parsed:
     """A frame taken apart and checked: its header, its sections as views, its hashes. Nothing is decoded yet.
 
@@ -143,52 +142,63 @@ class Parsed:
 
     def __init__(self, data: bytes | bytearray | memoryview, most_items: int | None = HEADER_CAP) -> None:
         view = memoryview(data).cast("B")
-        if view.nbytes < PRELUDE + DIGEST:
-            raise FrameError("truncated", f"a frame has at least {PRELUDE + DIGEST} bytes, these are {view.nbytes}")
-        fixed = view[: _FIXED.size]
-        magic, major, minor, flags, header_length, header_checksum, body_length, layout, base, reserved = _FIXED.unpack(
-            fixed
-        )
-        if magic != MAGIC:
-            raise FrameError("magic", "not a frame: the first four bytes are not 'FEWB'")
-        if int.from_bytes(view[_FIXED.size : PRELUDE], "little") != crc32c(fixed):
-            raise FrameError("checksum", "the frame's prelude is damaged")
-        if not OLDEST <= major <= MAJOR:
-            raise FrameError(
-                "version", f"the frame has format {major}, this code reads {OLDEST} to {MAJOR}: update the older end"
-            )
-        if flags or reserved:
-            raise FrameError("version", "the frame asks for a feature this code does not have: update this end")
+        major, minor, header_length, checksum, body_length, self.layout_hash, self.base_hash = _prelude(view)
+        self.version = f"{major}.{minor}"
         start = PRELUDE + header_length + _gap(header_length)
         if (most_items is not None and header_length > HEADER_CAP) or start + body_length + DIGEST != view.nbytes:
             raise FrameError("length", f"the frame's lengths do not add up to its {view.nbytes} bytes")
         header = view[PRELUDE : PRELUDE + header_length]
-        if crc32c(header) != header_checksum:
+        if crc32c(header) != checksum:
             raise FrameError("checksum", "the frame's header is damaged")
         self.digest = bytes(view[-DIGEST:])
         if blake3(view[:-DIGEST]).digest() != self.digest:
             raise FrameError("checksum", "the frame is damaged: its digest differs")
         if any(view[PRELUDE + header_length : start]):
             raise FrameError("padding", "the bytes after the header are not zero")
-        if most_items is not None and header_length > most_items:  # an item is a byte or more
-            _check_items(header, most_items)
-        try:
-            self.header = msgspec.msgpack.decode(header, type=Header)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise FrameError("header", f"the frame's header cannot be read: {error}") from None
-        self.version = f"{major}.{minor}"
-        self.layout_hash, self.base_hash = layout, base
-        self.sections: list[memoryview] = []
-        for length, checksum in self.header.sections:
-            stop = start + length + _gap(length)
-            if length < 0 or stop > view.nbytes - DIGEST:
-                raise FrameError("length", "a section reaches beyond the frame")
-            section = view[start : start + length]
-            if crc32c(section) != checksum:
-                raise FrameError("checksum", "a section is damaged")
-            if any(view[start + length : stop]):
-                raise FrameError("padding", "the bytes after a section are not zero")
-            self.sections.append(section)
-            start = stop
-        if start != view.nbytes - DIGEST:
-            raise FrameError("length", "bytes are left over after the last section")
+        self.header = _header(header, most_items)
+        self.sections = _sections(view[start:-DIGEST], self.header.sections)
+
+
+def _prelude(view: memoryview) -> tuple[int, int, int, int, int, bytes, bytes]:
+    """Version (major, minor), the header's length and CRC32C, the body's length, the hashes of layout and base."""
+    if view.nbytes < PRELUDE + DIGEST:
+        raise FrameError("truncated", f"a frame has at least {PRELUDE + DIGEST} bytes, these are {view.nbytes}")
+    magic, major, minor, flags, *rest, reserved = _FIXED.unpack(view[: _FIXED.size])
+    if magic != MAGIC:
+        raise FrameError("magic", "not a frame: the first four bytes are not 'FEWB'")
+    if int.from_bytes(view[_FIXED.size : PRELUDE], "little") != crc32c(view[: _FIXED.size]):
+        raise FrameError("checksum", "the frame's prelude is damaged")
+    if not OLDEST <= major <= MAJOR:
+        raise FrameError(
+            "version", f"the frame has format {major}, this code reads {OLDEST} to {MAJOR}: update the older end"
+        )
+    if flags or reserved:
+        raise FrameError("version", "the frame asks for a feature this code does not have: update this end")
+    return major, minor, *rest
+
+
+def _header(header: memoryview, most_items: int | None) -> Header:
+    if most_items is not None and header.nbytes > most_items:  # an item is a byte or more
+        _check_items(header, most_items)
+    try:
+        return msgspec.msgpack.decode(header, type=Header)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise FrameError("header", f"the frame's header cannot be read: {error}") from None
+
+
+def _sections(body: memoryview, table: list[tuple[int, int]]) -> list[memoryview]:
+    sections, start = [], 0
+    for length, checksum in table:
+        stop = start + length + _gap(length)
+        if length < 0 or stop > body.nbytes:
+            raise FrameError("length", "a section reaches beyond the frame")
+        section = body[start : start + length]
+        if crc32c(section) != checksum:
+            raise FrameError("checksum", "a section is damaged")
+        if any(body[start + length : stop]):
+            raise FrameError("padding", "the bytes after a section are not zero")
+        sections.append(section)
+        start = stop
+    if start != body.nbytes:
+        raise FrameError("length", "bytes are left over after the last section")
+    return sections

@@ -132,14 +132,8 @@ class Generator(nn.Module):
         self.linear = nn.Linear(latent, math.prod(self.start))
         self.convolutions = nn.Sequential(
             nn.BatchNorm2d(128),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(128, 128, 3, padding=1),
-            nn.BatchNorm2d(128),
-            nn.LeakyReLU(0.2, inplace=True),
-            nn.Upsample(size=(height, width)),
-            nn.Conv2d(128, 64, 3, padding=1),
-            nn.BatchNorm2d(64),
-            nn.LeakyReLU(0.2, inplace=True),
+            *_larger(128, 128, nn.Upsample(scale_factor=2)),
+            *_larger(128, 64, nn.Upsample(size=(height, width))),
             nn.Conv2d(64, channels, 3, padding=1),
             nn.Sigmoid(),
         )
@@ -155,6 +149,11 @@ class Generator(nn.Module):
         first = ready(self.linear(z).view(-1, *self.start))
         images: Tensor = self.convolutions(first)
         return images
+
+
+def _larger(channels_in: int, channels_out: int, up: nn.Upsample) -> tuple[nn.Module, ...]:
+    convolution = nn.Conv2d(channels_in, channels_out, 3, padding=1)
+    return up, convolution, nn.BatchNorm2d(channels_out), nn.LeakyReLU(0.2, inplace=True)
 
 
 def shifted_and_flipped(x: Tensor) -> Tensor:
