@@ -41,8 +41,6 @@ SLOW = {
     "methods/test_fedktl.py::test_centroids": "a training of its generator's latents",
     "methods/test_fedktl.py::test_a_run_resumed_by_a_new_process": "two processes",
     "methods/test_fedkgf.py::test_permuted_assembly": "a comparison of two trainings",
-    "laws/test_plain_loop.py::test_a_run_computes_what_a_plain_loop_does[googlenet": "resnet18 has its layers",
-    "laws/test_plain_loop.py::test_a_run_computes_what_a_plain_loop_does[MNASNet": "mobilenet_v2 has its layers",
     "methods/test_fusefl.py::test_local_model_of_every_stage[forward-conv-8": "eight blocks; four are built alike",
     "methods/test_fusefl.py::test_local_model_of_every_stage[forward-avg-8": "eight blocks; four are built alike",
     "methods/test_fusefl_runs.py::test_the_fused_network_can_be_exported": "an export by torch's compiler",

@@ -597,15 +597,6 @@ def resnet18() -> nn.Module:
     return tamed(model)
 
 
-def googlenet() -> nn.Module:
-    """Without the last three of its nine modules, which are more than half of it."""
-    models = pytest.importorskip("torchvision.models")
-    model = models.googlenet(weights=None, init_weights=False, aux_logits=False)
-    model.inception4e = model.maxpool4 = model.inception5a = model.inception5b = nn.Identity()
-    model.fc = nn.Linear(528, 3)
-    return tamed(model)
-
-
 def squeezenet() -> nn.Module:
     """Begins with logits above 0, below which it has no gradient."""
     model = pytest.importorskip("torchvision.models").squeezenet1_1(weights=None, num_classes=3)
@@ -622,10 +613,6 @@ def efficientnet() -> nn.Module:
     made = pytest.importorskip("torchvision.models.efficientnet")
     blocks = [made.MBConvConfig(1, 3, 1, 16, 8, 1), made.FusedMBConvConfig(4, 3, 2, 8, 16, 2)]
     return tamed(made.EfficientNet([*blocks, made.MBConvConfig(4, 5, 2, 16, 24, 2)], dropout=0.0, num_classes=3))
-
-
-def mnasnet() -> nn.Module:
-    return tamed(pytest.importorskip("torchvision.models").MNASNet(0.25, num_classes=3, dropout=0.0))
 
 
 def regnet() -> nn.Module:
@@ -800,8 +787,6 @@ CASES = {
     "DenseNet": large(densenet),
     "EfficientNet": large(efficientnet),
     "RegNet": large(regnet),
-    "MNASNet": large(mnasnet),
-    "googlenet": large(googlenet),
     "VisionTransformer": Case(vision_transformer, photographs),
     # transformers, and adapters
     "Bert": Case(bert, sentences),
