@@ -243,12 +243,6 @@ def test_what_is_watched_is_bounded():
     assert {name: tuple(value.shape) for name, value in watched(state).items()} == {"a[0]": (75,), "d": (1 << 16,)}
 
 
-@pytest.mark.parametrize("wrong", [{"tau": 0.0}, {"tau": 1.5}, {"gradient": "guess"}, {"beta": 0}, {"lr": -1.0}])
-def test_bad_parameters_are_refused(wrong):
-    with pytest.raises(fb.UserError, match=next(iter(wrong))):
-        FedPURIN(**wrong)
-
-
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 17])
 def test_overlaps_are_those_of_each_pair_however_many_words_are_compared_at_once(at_once, monkeypatch):
     monkeypatch.setattr(parts, "WORDS_AT_ONCE", at_once)

@@ -673,21 +673,6 @@ def test_a_task_that_does_not_fit(method, words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [({"gamma": -1}, "gamma"), ({"threshold": 1.5}, "threshold"), ({"clusters": 0}, "clusters"),
-     ({"score": "l3"}, "score"), ({"lambda_gen": -1.0}, "lambda_gen"), ({"gamma_step": 2}, "gamma_step")],
-)  # fmt: skip
-def test_a_setting_out_of_range(settings, words):
-    with pytest.raises(fb.UserError, match=words):
-        GeneFL(**settings)
-
-
-def test_one_client_needs_one_cluster():
-    with pytest.raises(fb.UserError, match="more than the 1 clients"):
-        fb.run(GeneFL(), tiny_task(clients=1), rounds=1)
-
-
 def test_a_newcomer_of_another_shape_is_refused_and_the_run_goes_on(tmp_path):
     data = tiny_data(5)
     odd = Split(torch.rand(12, 1, 5, 5), torch.arange(12) % 3)

@@ -483,14 +483,6 @@ def test_what_cannot_be_is_told_before_anything_is_written(name, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_hyper_parameters_of_one_name_may_have_ranges_of_their_own():
-    assert (fb.FML(beta=0.0).beta, fb.FedPURIN(beta=7).beta) == (0.0, 7)
-    with pytest.raises(fb.UserError, match=r"beta .*\[0, 1\], not 7"):
-        fb.FML(beta=7)
-    with pytest.raises(fb.UserError, match=r"beta .*at least 1"):
-        fb.FedPURIN(beta=0)
-
-
 @pytest.mark.parametrize(("name", "off", "size"), [("fedproto", "lambda_proto", 64), ("feddistill", "gamma", 3)])
 def test_without_its_term_a_client_trains_as_by_itself(name, off, size):
     task, alone = tiny_task(), opened(tiny_task(), 0, 1, "train")

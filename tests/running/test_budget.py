@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import fewbytes as fb
 from fewbytes.base.units import parse_bytes, parse_rate
 from fewbytes.running.promises.budget import HEADROOM
-from fewbytes.running.settings import Settings
 from fewbytes.running.watcher import Watcher
 
 METHOD = fb.FedAvg(**LOCAL)
@@ -131,7 +130,3 @@ def test_a_rate_that_is_none_is_told_with_the_forms_that_are_read(wrong):
 def test_a_budget_that_is_none_is_refused(wrong):
     with pytest.raises(fb.UserError, match=r"^budget (must be .*at least 1|is an amount of data)"):
         fb.run(METHOD, tiny_task(), rounds=1, budget=wrong)
-
-
-def test_python_takes_a_budget_as_people_write_it():
-    assert Settings(budget="6kB").budget == 6000
