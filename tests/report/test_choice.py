@@ -81,17 +81,11 @@ def lines(*runs: RunFolder) -> dict[str, str]:
 def test_the_reason_is_told_in_figures():
     cheap, dear = run("cheap", 12_300_000, personalised=0.931), run("dear", 38_000_000, personalised=0.934)
     told = lines(cheap, dear, run("far", 10_000, personalised=0.9))["personalised"]
-    assert told == (
-        "For a model for each client take cheap, personalised 93.1% with 12.3 MB up: it is within a percentage point "
-        "of the most accurate (dear, 93.4% with 38.0 MB up), and none that sends less is."
-    )
+    assert re.search(r"take cheap, personalised 93.1% with 12.3 MB up: .*\(dear, 93.4% with 38.0 MB up\)", told)
     alone = lines(run("separate", 0, personalised=0.93), cheap)["personalised"]
-    assert "take separate, personalised 93.0% with nothing sent: it is within a percentage point of the most" in alone
-    assert alone.endswith("and none sends less.")
-    assert (
-        "none is more accurate, and none sends less"
-        in lines(run("best", 5, **{"global": 0.9}), run("x", 9, **{"global": 0.5}))["global"]
-    )
+    assert "take separate, personalised 93.0% with nothing sent" in alone
+    alone = lines(run("best", 5, **{"global": 0.9}), run("x", 9, **{"global": 0.5}))["global"]
+    assert re.search("take best, .*none is more accurate, and none sends less", alone)
 
 
 def test_what_was_not_trained_alike_is_said_with_it():
@@ -101,10 +95,7 @@ def test_what_was_not_trained_alike_is_said_with_it():
     assert three.result is not None
     three.result["rounds"] = 4
     assert caveats([one, run("like", 5, parameters={"epochs": 1, "lr": 0.1, "k": 2}, personalised=0.9)]) == [CAVEAT]
-    assert caveats([one, two, three])[0] == (
-        "They were not trained alike, which may be all the difference: rounds 9 (one, two), 4 (three); epochs 1 (one), "
-        "5 (two, three)."
-    )
+    assert caveats([one, two, three])[0].endswith("rounds 9 (one, two), 4 (three); epochs 1 (one), 5 (two, three).")
 
 
 def test_who_trains_but_once_trains_as_long_as_the_others_in_all():
@@ -120,10 +111,7 @@ def test_who_trains_but_once_trains_as_long_as_the_others_in_all():
 def test_bytes_are_worth_it_only_above_local_training():
     apart, near, best = (run(f"m{up}", up, personalised=a) for up, a in ((0, 0.9), (5, 0.908), (90, 0.915)))
     told = lines(apart, near, best)["personalised"]  # m5 is near the best, but not a percentage point above m0
-    assert told == (
-        "For a model for each client take m90, personalised 91.5% with 0.0000900 MB up: none is more accurate, and "
-        "none that sends less comes within a percentage point and is so much better than local training."
-    )
+    assert re.search("take m90, personalised 91.5% with 0.0000900 MB up: .*better than local training", told)
     assert "take m5, " in lines(near, best)["personalised"]  # nobody is known to do without
 
 
@@ -132,15 +120,10 @@ def test_a_model_made_by_local_training_is_not_bought():
     once = run("once", 20, down=0, personalised=0.96, **{"global": 0.45})
     found = {choice.kind: choice for choice in choices([fused, once])}
     assert (found["global"].label, found["personalised"].label) == ("fused", None)
-    assert str(found["personalised"]) == (
-        "For a model for each client take no method of these: none is a percentage point better than local training, "
-        "personalised 96.0% in once, whose clients receive nothing."
-    )
+    assert re.search("no method .*better than local training, .*96.0% in once", str(found["personalised"]))
     apart = run("separate", 0, personalised=0.94)
-    assert lines(fused, once, apart)["personalised"] == (
-        "For a model for each client take separate, personalised 94.0% with nothing sent: once is the most accurate, "
-        "96.0% by local training, too, and none sends less."
-    )
+    told = lines(fused, once, apart)["personalised"]
+    assert re.search("take separate, .*94.0% with nothing sent: once .*96.0% by local training", told)
     better = run("better", 50, personalised=0.98)
     assert "take better, personalised 98.0%" in lines(fused, once, apart, better)["personalised"]
 
@@ -158,10 +141,7 @@ def test_what_does_not_compare_is_not_compared():
 
 def test_nothing_is_recommended_that_learnt_nothing_or_costs_too_much():
     told = lines(run("one", 10, **{"global": 0.1}), run("two", 20, **{"global": 0.05}))["global"]
-    assert told == (
-        "For one model for all take no method of these: none is better yet than guessing the majority class, 10.0%: "
-        "try more rounds, or another lr."
-    )
+    assert re.search("no method .*guessing the majority class, 10.0%: try more rounds", told)
     over, within = run("over", 200, budget=100, **{"global": 0.9}), run("within", 90, budget=100, **{"global": 0.6})
     told = lines(over, within)["global"]
     assert "take within, global 60.0%" in told
@@ -175,14 +155,12 @@ def test_what_chance_may_score_is_no_better_than_guessing():
         return lines(*runs)["global"]
 
     assert "take m2, global 15.9% " in told(None, 0.1, 0.159)  # as before, if nobody knows on how many samples
-    assert told(100, 0.1, 0.159) == (  # 0.1 + 2 √(0.1 · 0.9 / 100) = 0.16
-        "For one model for all take no method of these: none is better yet than guessing the majority class, 10.0% (up "
-        "to 16.0% by chance on 100 test samples): try more rounds, or another lr."
-    )
+    chance = r"no method .* 10.0% \(up to 16.0% by chance on 100 test samples\)"  # 0.1 + 2 √(0.1 · 0.9 / 100) = 0.16
+    assert re.search(chance, told(100, 0.1, 0.159))
     assert "take m2, global 16.1% " in told(100, 0.1, 0.161)
     assert "take m2, global 15.9% " in told(1000, 0.1, 0.159)
     near = told(100, 0.155, 0.161)  # the cheaper one is near the best, and chance may score as much
-    assert near.endswith("and none that sends less comes within a percentage point and is better than guessing.")
+    assert near.endswith("better than guessing.")
     assert "take m2, global 16.1% " in near
 
 
@@ -190,9 +168,9 @@ def test_metrics_that_guesses_have_a_value_of_are_compared_with_it():
     def told(metric: str, value: float) -> str:
         return lines(*(run(f"m{i}", i, tested=100, metric=metric, **{"global": value}) for i in (1, 2)))["global"]
 
-    assert "none is better yet than guessing, 50.0% (up to 60.0% by chance on 100 test samples)" in told("auc", 0.59)
+    assert "guessing, 50.0% (up to 60.0% by chance on 100 test samples)" in told("auc", 0.59)
     assert "take m1, global 61.0% " in told("auc", 0.61)
-    assert "none is better yet than predicting the mean, 0: try more rounds" in told("r2", -0.1)
+    assert "predicting the mean, 0:" in told("r2", -0.1)
     assert "take m1, global 0.1 " in told("r2", 0.1)
     assert "take m1, global 0.9 " in told("mae", 0.9)  # what guessing has is not known
     assert "take m1, global 9.0% " in told("f1", 0.09)
