@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fewbytes.data import load_dataset
 from fewbytes.wire import Counted, Images, counted, pack, unpack
-from fewbytes.wire.inspect import inspect_frame
 
 
 @st.composite
@@ -154,16 +153,6 @@ def test_rounding_is_the_lossy_step_and_papers_count_floats() -> None:
 def test_what_is_no_image_does_not_travel(wrong: Tensor) -> None:
     with pytest.raises(TypeError, match="uint8"):
         pack(Album(Images(wrong)))
-
-
-def test_inspect_tells_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rich import print as show
-
-    for name, how in (("images", "lossless WebP"), ("images uncoded", "raw")):
-        case = cases()[name]
-        (tmp_path / "a.frame").write_bytes(case.frame)
-        show(inspect_frame(tmp_path / "a.frame", {case.cls.__name__: case.cls}))
-        assert f"5 images, 3x8x8: {how}" in capsys.readouterr().out
 
 
 def test_smooth_images_take_about_half_in_colour_and_grey() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,14 +22,11 @@ from test_wire import (
     round_trip,
     same_state,
     slow,
-    take_apart,
 )
-from torch import Tensor
 
 from fewbytes.base.state import State
 from fewbytes.wire import Bits, Counted, Layout, Quantised, base_of, counted, pack, unpack
 from fewbytes.wire.fields import check_finite
-from fewbytes.wire.inspect import inspect_frame
 from fewbytes.wire.quantised import dequantise, quantise
 from fewbytes.wire.schema import leaves_of
 
@@ -110,13 +106,20 @@ def test_a_reply_may_be_coded_against_quantised_values() -> None:
     assert same_state(dict(base_of(bytes(32), message).tensors), message.model.dense())
 
 
-@pytest.mark.parametrize("density", [0.5, 0.4, 0.3, 0.2, 0.13, 0.12, 0.05, 0.01, 0.003, 0.997, 0.8])
-def test_bits_take_their_entropy(density: float) -> None:
+@pytest.mark.parametrize(
+    ("density", "factor"),
+    [
+        (0.5, 1.01), (0.4, 1.01), (0.3, 1.01), (0.7, 1.01), (0.1, 1.015), (0.2, 1.03), (0.8, 1.03), (0.13, 1.03),
+        (0.12, 1.03), (0.05, 1.03), (0.95, 1.03), (0.01, 1.03), (0.003, 1.03), (0.997, 1.03),
+    ],
+)  # fmt: skip
+def test_bits_take_their_entropy(density: float, factor: float) -> None:
+    """As masks do, which are written alike."""
     bits = torch.from_numpy(np.random.default_rng(0).random(1_000_000) < density)
     p = float(bits.double().mean())
     bound = -bits.numel() * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) / 8
     size = len(pack(Choice(Bits({"m": bits})), layout=Layout.of({"m": bits.float()})))
-    assert bound <= size <= 1.05 * bound + 200
+    assert bound <= size <= factor * bound + 200
 
 
 def test_bits_of_layers_that_differ_take_each_its_own_entropy() -> None:
@@ -167,28 +170,3 @@ def test_a_receiver_holds_no_more_than_its_limit(name: str, size: int) -> None:
     size += 4 * {"bits without layout": 4000, "quantised without layout": 560}[name]
     case.unpack(limit=size)
     assert case.refuse(case.frame, limit=size - 1) == "length"
-
-
-def test_inspect_tells_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rich import print as show
-
-    said = {"bits": "as gaps between ones", "bits without layout": "as packed bits", "quantised": "levels of 8 bits"}
-    for name, words in said.items():
-        case = cases()[name]
-        (tmp_path / "a.frame").write_bytes(case.frame)
-        show(inspect_frame(tmp_path / "a.frame", {case.cls.__name__: case.cls}))
-        assert words in " ".join(capsys.readouterr().out.split())
-
-
-def test_sections_are_few() -> None:
-    """One for bits; for levels one a byte plane and one for the grid."""
-    weights: dict[str, Tensor] = {str(i): torch.randn(3000) for i in range(9)}
-    count = {
-        name: len(take_apart(bytes(pack(value)))[2])
-        for name, value in {
-            "bits": Choice(Bits({k: v > 0 for k, v in weights.items()})),
-            "8": Rounded(Quantised.of(weights, 8)),
-            "16": Rounded(Quantised.of(weights, 16)),
-        }.items()
-    }
-    assert count == {"bits": 1, "8": 2, "16": 3}

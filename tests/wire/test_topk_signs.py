@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from test_wire import (
     Parcel,
     assemble,
     bits,
-    cases,
     in_order,
     packets,
     round_trip,
@@ -34,7 +32,6 @@ from fewbytes.base.errors import MethodError
 from fewbytes.base.state import State
 from fewbytes.wire import Base, Counted, FrameError, Layout, Packages, Signs, TopK, counted, pack, unpack
 from fewbytes.wire.fields import check_finite
-from fewbytes.wire.inspect import inspect_frame
 from fewbytes.wire.schema import leaves_of
 from fewbytes.wire.topk import largest
 
@@ -284,17 +281,6 @@ def test_malformed_signs_are_refused(field: Any) -> None:
     good = assemble("Directions", [[True, [0, 0, 1, 3], [0, 0, 1, 2], [0]]], sections, layout=layout.hash)
     assert unpack(Directions, good, layout=layout).model.dense()["w"].tolist() == [0.5, -0.5, 0, 0.5]
     case.refuse(assemble("Directions", [field], sections, layout=layout.hash))
-
-
-def test_inspect_tells_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rich import print as show
-
-    said = {"few": "places of", "few without layout": "values:", "signs": "signs"}
-    for name, words in said.items():
-        case = cases()[name]
-        (tmp_path / "a.frame").write_bytes(case.frame)
-        show(inspect_frame(tmp_path / "a.frame", {case.cls.__name__: case.cls}))
-        assert words in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("indices", [[2, 1], [1, 1]])

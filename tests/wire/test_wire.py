@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import struct
@@ -33,6 +34,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from payloads import Album, Choice, Directions, Few, Parcel, Rounded
+from rich.console import Console
 from torch import Tensor
 
 from fewbytes.base.errors import MethodError
@@ -63,6 +65,7 @@ from fewbytes.wire import (
     unpack_state,
 )
 from fewbytes.wire.fields import check_finite
+from fewbytes.wire.inspect import inspect_frame
 from fewbytes.wire.layout import DTYPES
 from fewbytes.wire.schema import check_fields, leaves_of
 from fewbytes.wire.values import flat_words
@@ -619,24 +622,6 @@ def test_a_base_that_does_not_help_costs_nothing() -> None:
     assert len(pack(Whole(Dense({"w": new})), base=Base(bytes(32), {"w": held}))) <= len(pack(Whole(Dense({"w": new}))))
 
 
-def mask_bytes(density: float, size: int = 1_000_000) -> tuple[int, float]:
-    """What the mask of a frame takes, and its order-0 entropy, in bytes."""
-    mask = {"m": torch.from_numpy(np.random.default_rng(0).random(size) < density)}
-    ones = int(mask["m"].sum())
-    p = ones / size
-    frame = pack(Part(Masked(mask, torch.ones(ones, dtype=torch.float32))))
-    _, _, sections = take_apart(bytes(frame))[:3]
-    return len(sections[0]), -size * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) / 8
-
-
-@pytest.mark.parametrize(
-    ("density", "factor"), [(0.5, 1.01), (0.3, 1.01), (0.1, 1.015), (0.05, 1.03), (0.7, 1.01), (0.95, 1.03)]
-)
-def test_masks_take_their_entropy(density: float, factor: float) -> None:
-    size, entropy = mask_bytes(density)
-    assert size <= factor * entropy + 200
-
-
 @slow
 @given(packets(), st.booleans())
 def test_coding_never_costs(packet: tuple[State, Layout | None, Base | None], masked: bool) -> None:
@@ -1027,6 +1012,21 @@ def test_masks_are_coded_as_the_prose_says(kind: int, squeeze: bool) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- damaged bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bits", "as gaps between ones"), ("bits without layout", "as packed bits"), ("quantised", "levels of 8 bits"),
+        ("few", "places of"), ("few without layout", "values:"), ("signs", "signs"),
+        ("images", "5 images, 3x8x8: lossless WebP"), ("images uncoded", "5 images, 3x8x8: raw"),
+    ],
+)  # fmt: skip
+def test_inspect_tells_of_them(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "a.frame").write_bytes(cases()[name].frame)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(inspect_frame(tmp_path / "a.frame", {cases()[name].cls.__name__: cases()[name].cls}))
+    assert words in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @ALL
