@@ -11,13 +11,26 @@ from pathlib import Path
 
 
 class FewbytesError(Exception):
-    """Base of every error this package raises on purpose; its text is one line for the user."""
+    """Base of every error this package raises on purpose; its text is one line for the user.
+
+    >>> import fewbytes as fb
+    >>> try:
+    ...     fb.Policy(exclude="all")
+    ... except fb.FewbytesError as error:
+    ...     print(error)
+    exclude takes clients' numbers with commas, like 3,7, not 'all'
+    """
 
 
 class UserError(FewbytesError):
     """The user's input was wrong: an option, a file, a data set. The command line exits with code 2.
 
     `told`: the same without what is in the user's data, as a node tells it to its server; None: nothing is.
+
+    >>> import fewbytes as fb
+    >>> fb.FedAvg(lr=-1)
+    Traceback (most recent call last):
+    fewbytes.base.errors.UserError: lr must be above 0, not -1
     """
 
     def __init__(self, text: str, told: str | None = None) -> None:
@@ -55,7 +68,13 @@ class Slip(UserWarning):
 
 
 class MethodError(FewbytesError):
-    """A method broke the contract of `fewbytes.core.method`, or one of its handlers raised."""
+    """A method broke the contract of `fewbytes.core.method`, or one of its handlers raised.
+
+    >>> import fewbytes as fb
+    >>> fb.Mean()()
+    Traceback (most recent call last):
+    fewbytes.base.errors.MethodError: a mean of nothing: no client replied
+    """
 
 
 class FrameError(FewbytesError):
@@ -63,6 +82,13 @@ class FrameError(FewbytesError):
 
     `code` names the cause in one word: `truncated`, `magic`, `version`, `checksum`, `length`, `header`,
     `type`, `layout`, `base`, `coding`, `padding`, `values`.
+
+    >>> import fewbytes as fb
+    >>> try:
+    ...     fb.unpack(fb.Dense, b"no frame")
+    ... except fb.FrameError as error:
+    ...     print(error.code)
+    truncated
     """
 
     def __init__(self, code: str, text: str) -> None:

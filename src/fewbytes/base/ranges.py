@@ -50,7 +50,18 @@ NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 def check_ranges(settings: Any) -> None:
-    """Raises UserError for a field of a dataclass that is not what its type says."""
+    """Raises UserError for a field of a dataclass that is not what its type says.
+
+    >>> from dataclasses import dataclass
+    >>> from fewbytes.base.ranges import Share, check_ranges
+    >>> @dataclass
+    ... class Terms:
+    ...     tau: Share = 0.5
+    >>> check_ranges(Terms(tau=1))
+    >>> check_ranges(Terms(tau=2))
+    Traceback (most recent call last):
+    fewbytes.base.errors.UserError: tau must be in (0, 1], not 2
+    """
     hints = typing.get_type_hints(type(settings), include_extras=True)
     for f in dataclasses.fields(settings):
         value = getattr(settings, f.name)

@@ -107,7 +107,14 @@ def _learns(model: nn.Module, name: str) -> bool:
 
 
 def state_of(model: nn.Module, keep: Callable[[str], bool] | None = None) -> State:
-    """A copy of the model's entries that travel (`trained_entries`), contiguous, on the CPU; `keep` chooses by name."""
+    """A copy of the model's entries that travel (`trained_entries`), contiguous, on the CPU; `keep` chooses by name.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    >>> list(fb.state_of(model, keep=lambda name: name.startswith("0.")))
+    ['0.weight', '0.bias']
+    """
     return {name: copied(value) for name, value in trained_entries(model).items() if keep is None or keep(name)}
 
 
@@ -207,6 +214,14 @@ class Mean:
     """The weighted mean of states with the same entries, added one at a time, as `EntryMeans` has it of each.
 
     Calling it returns the mean.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> mean = fb.Mean()
+    >>> mean.add({"w": torch.tensor([0.0, 4.0])}, weight=3)
+    >>> mean.add({"w": torch.tensor([4.0, 0.0])}, weight=1)
+    >>> mean()
+    {'w': tensor([1., 3.])}
     """
 
     def __init__(self) -> None:

@@ -17,6 +17,10 @@ def parse_bytes(text: str | float) -> int:
     """An amount in whole bytes: '200MB', '1.5 GiB', '800Mbit', '300000', 2e8.
 
     Raises UserError for less than one, and for '200Mb', by which some mean bits and some bytes.
+
+    >>> from fewbytes.base.units import parse_bytes
+    >>> parse_bytes("1.5 GiB"), parse_bytes("800Mbit")
+    (1610612736, 100000000)
     """
     read = _amount(text if isinstance(text, str) else f"{text:f}", NUMBER + r"(B|(?i:bytes?|bits?)))?")
     if not 1 <= read < math.inf or (isinstance(text, float) and not text.is_integer()):
@@ -31,6 +35,10 @@ def parse_rate(text: str) -> float:
     """A link's rate in bytes per second: '1MB/s', '250kBps', '2MiB/s', '10Mbit/s', '10Mb/s', '10Mbps'.
 
     Raises UserError.
+
+    >>> from fewbytes.base.units import parse_rate
+    >>> parse_rate("1MB/s"), parse_rate("10Mbps")
+    (1000000.0, 1250000.0)
     """
     rate = _amount(text, NUMBER + r"(B|b|(?i:bytes?|bits?)))(?i:\s*/\s*s(?:ec)?|ps)?")
     if not 0 < rate < math.inf:

@@ -53,6 +53,16 @@ class Ledger:
     """Every exchange of a run, in order: who, when, which handler, how many bytes each way.
 
     In memory whole blocks of rows are packed, column by column, to some 3 bytes an exchange.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> task = fb.Task.of(lambda: torch.nn.Linear(4, 4), [((x, y), (x, y))] * 2)
+    >>> ledger = fb.run(fb.FedAvg(), task, rounds=3).ledger
+    >>> len(ledger), ledger.handlers, ledger.columns()["client"].tolist()
+    (6, ['train'], [0, 1, 0, 1, 0, 1])
+    >>> ledger.totals()["uplink_value_bytes"]
+    480
     """
 
     COLUMNS = (

@@ -55,6 +55,25 @@ class Method(ABC):
     A client handler is any method `(self, state, message, site: Site) -> reply`; its type hints say what is packed: a
     payload, or None for nothing. The server half reaches it with `net.call(self.handler, to=..., send=...)`. A method
     that trains has a field `local: Local`, whose terms may be given by their plain names.
+
+    >>> from dataclasses import dataclass
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> @fb.payload
+    ... class Size:
+    ...     samples: int
+    >>> @dataclass(frozen=True)
+    ... class Counting(fb.Method):
+    ...     promises = fb.Promises(sends="how many samples it has")
+    ...
+    ...     def round(self, state, net, t):
+    ...         print(sum(reply.samples for _, reply in net.call(self.count, to=net.clients)))
+    ...
+    ...     def count(self, state: None, message: None, site: fb.Site) -> Size:
+    ...         return Size(len(site.train))
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> result = fb.run(Counting(), fb.Task.of(lambda: torch.nn.Linear(4, 4), [((x, y), (x, y))] * 3), rounds=1)
+    12
     """
 
     promises: ClassVar[Promises] = Promises()

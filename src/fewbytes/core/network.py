@@ -221,6 +221,17 @@ class Network:
 
     One call at a time: a call inside a call, or one left unread or half-read, is an error in every engine. A stream may
     be left at any reply.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> class Half(fb.FedAvg):
+    ...     def round(self, state, net, t):
+    ...         print(f"round {t} asks {len(net.sample(0.5))} of {net.clients}")
+    ...         super().round(state, net, t)
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> task = fb.Task.of(lambda: torch.nn.Linear(4, 4), [((x, y), (x, y))] * 4)
+    >>> result = fb.run(Half(fraction=0.5), task, rounds=1)
+    round 1 asks 2 of [0, 1, 2, 3]
     """
 
     def __init__(self, engine: Exchanges, members: Collection[Id] | None = None, part: str = "") -> None:

@@ -35,7 +35,13 @@ class Excluded(frozenset[int]):
 @dataclass(frozen=True)
 class Policy(Group):
     """Whose replies an exchange needs, which it refuses, and on Flower waits for. Raises UserError for values out of
-    range."""
+    range.
+
+    >>> import fewbytes as fb
+    >>> policy = fb.Policy(min_replies=0.8, exclude="7,3")
+    >>> str(policy.exclude), policy.retries
+    ('3,7', 5)
+    """
 
     title: ClassVar[str] = "Clients that fail"
     given: ClassVar[str] = "fb.run(…, policy=fb.Policy({}))"

@@ -41,6 +41,14 @@ class Problem:
     `agreed`: what else both ends must have in common, in words for people, by what it is. `privacy`: what clients
     promise their samples, if anything. `recalibrate`: whether a client's own model is scored, and saved, with batch
     normalisation's statistics of its own training samples.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> clients = [((x, y), (x, y))] * 3
+    >>> problem = fb.Task.of(lambda: torch.nn.Linear(4, 4), clients, presence=[(1, None), (1, 2), (3, None)]).problem
+    >>> problem.clients_in(1), problem.clients_in(3), list(problem.first_state())
+    ([0, 1], [0, 2], ['weight', 'bias'])
     """
 
     build: Callable[..., nn.Module]

@@ -27,7 +27,12 @@ class Privacy:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """As in FORM, in any order. Raises UserError for anything else."""
+        """As in FORM, in any order. Raises UserError for anything else.
+
+        >>> from fewbytes.core.promise import Privacy
+        >>> Privacy.read("epsilon=8, delta=1e-5, clip=1")
+        Privacy(epsilon=8.0, delta=1e-05, clip=1.0, of='clients', noise='secure')
+        """
         given = dict(part.strip().partition("=")[::2] for part in text.split(","))
         try:
             made = cls(**{key: float(value) if key in ("epsilon", "delta", "clip") else value

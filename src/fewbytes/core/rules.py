@@ -41,7 +41,12 @@ class Rule:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """`median`, `trimmed-mean=0.2`, `krum=2`, `norm-clip=1.5`. Raises UserError for anything else."""
+        """`median`, `trimmed-mean=0.2`, `krum=2`, `norm-clip=1.5`. Raises UserError for anything else.
+
+        >>> from fewbytes.core.rules import Rule
+        >>> str(Rule.read("trimmed-mean")), Rule.read("krum=2").replies
+        ('trimmed-mean=0.2', 7)
+        """
         name, equals, number = (part.strip() for part in text.partition("="))
         usual = NUMBERS.get(name)
         if name in NUMBERS and not equals:

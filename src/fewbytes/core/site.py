@@ -54,6 +54,21 @@ class Site:
     `me`: the client's number; `round`; `train`, `test`: its samples, whose number is their `len`; `device`; `problem`.
 
     Made by the engine for the handler `what` in round `t`. `scored`: whether scores of this round are wanted.
+
+    >>> from dataclasses import dataclass
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> @dataclass(frozen=True)
+    ... class Looking(fb.Method):
+    ...     def round(self, state, net, t):
+    ...         net.tell(self.look)
+    ...
+    ...     def look(self, state: None, message: None, site: fb.Site) -> None:
+    ...         site.measure("classes", len(site.train.labels.unique()))
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> clients = [((x, y), (x, y)), ((x[:2], y[:2]), (x, y))]
+    >>> fb.run(Looking(), fb.Task.of(lambda: torch.nn.Linear(4, 4), clients), rounds=1).rounds[-1]["measured"]
+    {'classes': 3.0}
     """
 
     def __init__(

@@ -23,7 +23,12 @@ class Speeds:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """As in FORM, but no file. Raises UserError for anything else."""
+        """As in FORM, but no file. Raises UserError for anything else.
+
+        >>> from fewbytes.core.speeds import Speeds
+        >>> Speeds.read("1,1,10").seconds(3, seed=0), sorted(Speeds.read("4x").seconds(3, seed=0))
+        ((1.0, 1.0, 10.0), [1.0, 2.0, 4.0])
+        """
         if spread := re.fullmatch(r"\s*([0-9.]+)\s*x\s*", text):
             made = cls(spread=_number(spread[1], text))
             if made.spread >= 1:

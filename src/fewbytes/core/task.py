@@ -36,6 +36,14 @@ class Task:
         default the usual one of what the data hold).
 
         Raises UserError for other data, a model that is no function, or a field there is not.
+
+        >>> import fewbytes as fb
+        >>> import torch
+        >>> from fewbytes.data import Partition, federate, load_dataset
+        >>> data = federate(load_dataset("digits"), Partition(clients=2))
+        >>> task = fb.Task.on(data, lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), seed=1)
+        >>> task.problem.clients, task.problem.sample.shape
+        (range(0, 2), torch.Size([1, 1, 8, 8]))
         """
         if not isinstance(data, FederatedData):
             raise UserError(
@@ -74,6 +82,14 @@ class Task:
         client whose data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from;
         labels are optional and ignored. `presence`: per client the first and the last round it is there (None: to the
         end); who comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
+
+        >>> import fewbytes as fb
+        >>> import torch
+        >>> x, y = torch.eye(4), torch.arange(4)
+        >>> clients = [((x, y), (x, y)), ((x[:2], y[:2]), (x[:2], y[:2]))]
+        >>> task = fb.Task.of(lambda: torch.nn.Linear(4, 4), clients, test=(x, y), metrics=["f1"])
+        >>> task.data.learns, [len(client.train) for client in task.data.clients]
+        ('classes', [4, 2])
         """
         known = Terms.__annotations__.keys() | _OF_PROBLEM - {"objective"}
         check_options(how, known, {"fb.Task.on(…, {})": ("objective",), **OF_METHOD})

@@ -96,6 +96,13 @@ class Local:
     """The terms of local training, the same for every method; each has its own defaults.
 
     Raises UserError for a value that cannot be.
+
+    >>> import fewbytes as fb
+    >>> local = fb.Local(epochs=2, lr=0.1, lr_rounds=10, lr_schedule="step")
+    >>> [round(local.lr_in(t), 3) for t in (1, 10, 11)]
+    [0.1, 0.1, 0.01]
+    >>> fb.FedAvg(local=local) == fb.FedAvg(epochs=2, lr=0.1, batch=10, lr_rounds=10, lr_schedule="step")
+    True
     """
 
     epochs: Count = 1  # passes over a client's samples in a round

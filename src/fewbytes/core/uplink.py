@@ -26,7 +26,12 @@ class UplinkBits:
 
     @classmethod
     def read(cls, text: str | float) -> Self:
-        """As in FORM; of a rate whole bytes a second. Raises UserError for anything else."""
+        """As in FORM; of a rate whole bytes a second. Raises UserError for anything else.
+
+        >>> from fewbytes.core.uplink import UplinkBits
+        >>> UplinkBits.read("2.5"), str(UplinkBits.read("auto=8Mbit/s"))
+        (UplinkBits(bits=2.5, rate=None), 'auto=1000000B/s')
+        """
         if match := re.fullmatch(r"\s*auto\s*(?:=(.*))?", str(text)):
             return cls(rate=None if match[1] is None else float(math.ceil(parse_rate(match[1]))))
         try:

@@ -78,7 +78,16 @@ class Dataset:
 @dataclass(frozen=True)
 class FederatedData:
     """A data set over clients: each client's own samples, the server's test set, the names of the classes, and of the
-    labels where they are not the classes (see `Dataset`)."""
+    labels where they are not the classes (see `Dataset`).
+
+    >>> import torch
+    >>> from fewbytes.data import ClientData, FederatedData, Split
+    >>> x, y = torch.eye(2), torch.arange(2)
+    >>> here = Split.of((x, y))
+    >>> data = FederatedData((ClientData(here, here), ClientData(here.take([1]), here)), here, ("cat", "dog"))
+    >>> data.label_counts()["train"]
+    [[1, 1], [0, 1]]
+    """
 
     clients: tuple[ClientData, ...]
     test: Split

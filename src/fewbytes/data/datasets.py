@@ -89,6 +89,11 @@ def load_dataset(
     (`read_table`), and `uncertain` what uncertain labels of images are. With `only_test` a folder may have no training
     samples. Raises UserError if there is no such data set, it has no labels or a link out of its folder, its images
     differ in size, one cannot be decoded, or a table is not as the schema says.
+
+    >>> from fewbytes.data import load_dataset
+    >>> digits = load_dataset("digits")
+    >>> len(digits.train), len(digits.test), digits.train.shape, digits.classes[:3]
+    (1438, 359, (1, 8, 8), ('0', '1', '2'))
     """
     if name == "digits":
         return _digits(image_size)

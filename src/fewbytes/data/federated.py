@@ -45,6 +45,11 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     `newcomer_classes`, the others and the server's test set those of `known_classes`; where one list is given the other
     holds the rest, and without any a seeded permutation of the classes is cut in half (the known half is the larger).
     Each half is partitioned by itself, in the same way.
+
+    >>> from fewbytes.data import Partition, federate, load_dataset
+    >>> data = federate(load_dataset("digits"), Partition("iid", clients=4), seed=1)
+    >>> [len(client.train) for client in data.clients], len(data.test)
+    ([360, 360, 359, 359], 359)
     """
     if partition.test == "held-classes" and dataset.learns != "classes":
         raise UserError(f"test held-classes goes by classes, and {dataset.name} holds {dataset.learns}: leave it out")

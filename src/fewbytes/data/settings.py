@@ -27,7 +27,14 @@ Sizes = Annotated[tuple[Count, Count], whole_numbers("/", "training/test samples
 @reads_text
 @dataclass(frozen=True)
 class Partition(Group):
-    """Who the clients are, and how a data set is dealt out to them."""
+    """Who the clients are, and how a data set is dealt out to them.
+
+    >>> from fewbytes.data import Partition, federate, load_dataset
+    >>> partition = Partition("pathological", clients=5, classes_per_client=2)
+    >>> counts = federate(load_dataset("digits"), partition).label_counts()["train"]
+    >>> [sum(n > 0 for n in client) for client in counts]
+    [2, 2, 2, 2, 2]
+    """
 
     title: ClassVar[str] = "Clients"
     given: ClassVar[str] = "fewbytes.data.Partition({})"

@@ -109,6 +109,12 @@ class Split:
     `transform`: what training does to each batch of these samples, anew at each access; `load` does not. `learnt`:
     what is learnt of all rows, if it is not the labels; `y` is then for dealing samples out only. Raises UserError if
     `x` and `y` differ in length. For data of other types see `of`.
+
+    >>> import torch
+    >>> from fewbytes.data import Split
+    >>> split = Split.of((torch.rand(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])))
+    >>> len(split), split.shape, split.learns, split.take([1, 4]).labels
+    (6, (3,), 'classes', tensor([1, 1]))
     """
 
     def __init__(

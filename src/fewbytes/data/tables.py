@@ -59,6 +59,12 @@ def table(
     standard deviations from the mean. `test`: as `frame`; None: a fixed fifth of the samples. `leave_out`: columns that
     are not used; `columns`: the only ones that are features. `schema`: another data set's, so that this one has the
     same features, or one that says how columns are read. Raises UserError, with column and remedy, for what cannot be.
+
+    >>> from fewbytes.data import table
+    >>> ages, ill = [20, 35, 50, 65, 80] * 4, ["no", "no", "no", "yes", "yes"] * 4
+    >>> data = table({"age": ages, "ill": ill}, target="ill")
+    >>> data.classes, data.learns, data.train.shape, len(data.test)
+    (('no', 'yes'), 'classes', (1,), 4)
     """
     named = (target,) if isinstance(target, str) else tuple(target)
     how = schema or Schema()

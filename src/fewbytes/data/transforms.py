@@ -128,6 +128,12 @@ def with_transforms(data: FederatedData, augment: Transform | None = None, backd
     first `backdoor` clients by `stamp_shapes`. Test samples stay as they are.
 
     Raises UserError if there are not so many clients, or a client's samples are not what a transform takes.
+
+    >>> from fewbytes.data import Partition, crop_flip, federate, load_dataset, with_transforms
+    >>> data = federate(load_dataset("digits"), Partition(clients=2))
+    >>> client = with_transforms(data, crop_flip).clients[0]
+    >>> client.train.transform is None, client.test.transform is None
+    (False, True)
     """
     if not 0 <= backdoor <= len(data.clients):
         raise UserError(f"backdoor is a number of clients, 0 to {len(data.clients)} here, not {backdoor}")

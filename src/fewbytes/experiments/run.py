@@ -44,6 +44,14 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
 
     Raises UserError for a setting that cannot be and a folder that cannot be used, MethodError when a handler fails,
     TooFewReplies by the `policy`; a KeyboardInterrupt leaves the folder ready to be resumed.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> task = fb.Task.of(lambda: torch.nn.Linear(4, 4), [((x, y), (x, y))] * 2, test=(x, y))
+    >>> result = fb.run(fb.FedAvg(epochs=5, lr=1.0, batch=2), task, rounds=3)
+    >>> result.accuracy, result.ledger.totals()["uplink_nominal_bytes"]
+    (1.0, 480)
     """
     return run_with(Run.of(method, task, Settings.of(settings, option_of(method)), policy))
 

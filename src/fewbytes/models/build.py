@@ -72,6 +72,11 @@ def build_model(name: str, shape: tuple[int, ...], classes: int, learns: str = "
     classifies them (`PooledFeatures`); torchvision's vision transformers get two, with 768 numbers and tanh between.
 
     Weights are drawn from torch's global generator. Raises UserError for a name, option or model that does not work.
+
+    >>> from fewbytes.models import build_model
+    >>> model = build_model("mlp:hidden=8", (1, 8, 8), classes=10)
+    >>> model.fc1, model.fc
+    (Linear(in_features=64, out_features=8, bias=True), Linear(in_features=8, out_features=10, bias=True))
     """
     if len(_expanded(name)) > 1:
         raise UserError(

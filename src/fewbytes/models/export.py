@@ -63,6 +63,17 @@ def export_model(
     model.json, which says what it takes and gives (of a table what its columns mean, too), README.md, how to run it,
     and the tokenizer of texts; another export's files there are replaced. `build`: as for `load_model`. Raises
     UserError if there is no such model, or it cannot be exported.
+
+    >>> import tempfile
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> task = fb.Task.of(lambda: torch.nn.Linear(4, 4), [((x, y), (x, y))], test=(x, y))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = fb.run(fb.FedAvg(), task, rounds=1, out=f"{folder}/run")
+    ...     files = fb.export_model(f"{folder}/run", formats=["safetensors"], build=lambda: torch.nn.Linear(4, 4))
+    >>> [file.name for file in files]
+    ['README.md', 'model.json', 'model.safetensors']
     """
     run = Path(run)
     model, about = read_model(run, client, build)

@@ -154,6 +154,17 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
     `build` makes the module for runs on your own one, as for `Task`; no code that the file names is imported, unless
     `with only_allowed("package.module"):` (`fewbytes.base.named`) is around the call. Raises UserError if the run saved
     no such model, the file is damaged, or the module does not fit it.
+
+    >>> import tempfile
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> task = fb.Task.of(lambda: torch.nn.Linear(4, 4), [((x, y), (x, y))], test=(x, y))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = fb.run(fb.FedAvg(), task, rounds=1, out=f"{folder}/run")
+    ...     model = fb.load_model(f"{folder}/run", build=lambda: torch.nn.Linear(4, 4))
+    >>> torch.equal(model(x), result.global_model(x))
+    True
     """
     return read_model(run, client, build)[0]
 

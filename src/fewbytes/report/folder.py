@@ -268,6 +268,19 @@ def read_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
 
     No two have the same label: runs of one method are told apart by the settings that differ, else by the folder's
     name. Raises `UserError` as `read_run` does, and for a folder that neither is a run folder nor holds any.
+
+    >>> import tempfile
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> from fewbytes.report import read_runs
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> task = fb.Task.of(lambda: torch.nn.Linear(4, 4), [((x, y), (x, y))], test=(x, y))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for epochs in (1, 2):
+    ...         result = fb.run(fb.FedAvg(epochs=epochs), task, rounds=1, out=f"{folder}/{epochs}")
+    ...     runs = read_runs([folder])
+    >>> [run.label for run in runs], runs[0].status
+    (['fedavg (epochs=1)', 'fedavg (epochs=2)'], 'done')
     """
     folders: dict[Path, Path] = {}  # resolved -> as given, so that none is read twice
     for path in map(Path, paths):

@@ -15,7 +15,16 @@ from fewbytes.core.ledger import Ledger
 
 @dataclass
 class Result:
-    """What a run leaves: its summary (result.json), its rounds (rounds.jsonl), its ledger, its models."""
+    """What a run leaves: its summary (result.json), its rounds (rounds.jsonl), its ledger, its models.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> task = fb.Task.of(lambda: torch.nn.Linear(4, 4), [((x, y), (x, y))] * 2, test=(x, y))
+    >>> result = fb.run(fb.FedAvg(), task, rounds=2)
+    >>> result.summary["status"], [row["round"] for row in result.rounds], result.global_model
+    ('done', [1, 2], Linear(in_features=4, out_features=4, bias=True))
+    """
 
     folder: Path
     summary: dict[str, Any]

@@ -34,7 +34,12 @@ class StopWhen:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """`global>=0.9`, `f1/personalised>=0.8`, `mae/global<=2`, `patience=5`. Raises UserError for anything else."""
+        """`global>=0.9`, `f1/personalised>=0.8`, `mae/global<=2`, `patience=5`. Raises UserError for anything else.
+
+        >>> from fewbytes.running.stopping import StopWhen
+        >>> StopWhen.read("patience=5").patience, str(StopWhen.read("f1/global >= 0.9"))
+        (5, 'f1/global>=0.9')
+        """
         if waits := PATIENCE.fullmatch(text.strip()):
             return cls(patience=int(waits[1]))
         if (target := TARGET.fullmatch(text.strip())) is not None:

@@ -22,6 +22,21 @@ class Watcher:
     `moved`; after that a round calls `scored`, and a client that came `joined` or `refused`. `ended` is last.
     All of it happens in the process of the run's loop and steers nothing. What a watcher raises ends the run, which can
     be resumed.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> class Printing(fb.Watcher):
+    ...     def scored(self, row):
+    ...         print("round", row["round"], sorted(row["scores"]["accuracy"]))
+    ...
+    ...     def ended(self, result):
+    ...         print(result["status"])
+    >>> x, y = torch.eye(4), torch.arange(4)
+    >>> task = fb.Task.of(lambda: torch.nn.Linear(4, 4), [((x, y), (x, y))], test=(x, y))
+    >>> result = fb.run(fb.FedAvg(), task, rounds=2, watcher=Printing())
+    round 1 ['global', 'personalised']
+    round 2 ['global', 'personalised']
+    done
     """
 
     def started(self, folder: Path, rounds: int, done: int) -> None:

@@ -15,7 +15,14 @@ from fewbytes.wire.value import Counted, Reader, Writer
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Named tensors, whole: `state[name]` of any shape and type. Papers count the values' own bytes."""
+    """Named tensors, whole: `state[name]` of any shape and type. Papers count the values' own bytes.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> model = torch.nn.Linear(3, 2)
+    >>> fb.Dense(fb.state_of(model)).counted().value_bytes
+    32
+    """
 
     state: State
     roundable: ClassVar[bool] = True  # a run may round it: see `Writer.state`

@@ -120,6 +120,13 @@ def pack(
     rounded, and what comes of it (default: they are not). `travels`: whether somebody else reads it, who bounds its
     header. Raises TypeError for a value that is not of its field's type, naming it; UserError for `lossy` with a bare
     value, which cannot be rounded.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> values = fb.Dense({"w": torch.zeros(1000)})
+    >>> raw, coded = fb.pack(values, coded=False), fb.pack(values)
+    >>> len(coded) < 300 < 4000 < len(raw)
+    True
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"only dataclasses travel, not {type(value).__name__}")
@@ -149,6 +156,15 @@ def unpack(
     Raises FrameError (and nothing else) for bytes that are not such a frame, or whose arrays take more than `limit`
     bytes, also once they are made dense (while it decodes, up to three times that, and 32 MiB for a sheet of images),
     or whose header has more items than suit that limit.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> data = bytes(fb.pack(fb.Dense({"w": torch.tensor([0.5, -2.0])})))
+    >>> fb.unpack(fb.Dense, data).state
+    {'w': tensor([ 0.5000, -2.0000])}
+    >>> fb.unpack(fb.Masked, data)
+    Traceback (most recent call last):
+    fewbytes.base.errors.FrameError: the frame holds a 'Dense', expected a 'Masked' [type]
     """
     parsed = data if isinstance(data, Parsed) else Parsed(data, max(MOST_ITEMS, limit // PER_ITEM))
     if parsed.header.kind != cls.__name__:

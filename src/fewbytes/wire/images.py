@@ -36,7 +36,14 @@ class Images:
 
     @classmethod
     def of(cls, values: Tensor) -> Self:
-        """Round floats (n, channels, height, width) in [0, 1] to the nearest of 0/255, 1/255 … 255/255."""
+        """Round floats (n, channels, height, width) in [0, 1] to the nearest of 0/255, 1/255 … 255/255.
+
+        >>> import fewbytes as fb
+        >>> import torch
+        >>> images = fb.Images.of(torch.tensor([0.0, 0.5, 1.0]).view(1, 1, 1, 3))
+        >>> images.pixels.flatten().tolist()
+        [0, 128, 255]
+        """
         return cls((values.detach().cpu() * 255).round().clamp(0, 255).to(torch.uint8))
 
     def values(self) -> Tensor:

@@ -33,7 +33,17 @@ class Masked:
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Self:
-        """Keep `state[name]` where `mask[name]` is true; all tensors of one type, masks of the same shapes."""
+        """Keep `state[name]` where `mask[name]` is true; all tensors of one type, masks of the same shapes.
+
+        >>> import fewbytes as fb
+        >>> import torch
+        >>> w = torch.tensor([0.1, -3.0, 0.2, 2.0])
+        >>> kept = fb.Masked.of({"w": w}, {"w": w.abs() > 1})
+        >>> kept.values, kept.dense()
+        (tensor([-3.,  2.]), {'w': tensor([ 0., -3.,  0.,  2.])})
+        >>> kept.counted()
+        Counted(value_bytes=8, mask_bits=4)
+        """
         mask = {name: m.detach().cpu() for name, m in mask.items()}
         # as bits, by places: a fifth of the time that indexing by a mask takes
         kept = [

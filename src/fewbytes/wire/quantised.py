@@ -35,6 +35,12 @@ class Quantised:
         """The nearest of 2^bits values spread evenly from each tensor's least to its greatest; ties to the even level.
 
         A tensor that is not finite comes back as NaN throughout.
+
+        >>> import fewbytes as fb
+        >>> import torch
+        >>> rounded = fb.Quantised.of({"w": torch.tensor([0.0, 1.003, 2.55])}, bits=8)
+        >>> rounded.levels["w"], rounded.dense()["w"]
+        (tensor([  0, 100, 255], dtype=torch.uint8), tensor([0.0000, 1.0000, 2.5500]))
         """
         levels, grid = {}, {}
         for name, value in state.items():

@@ -162,6 +162,16 @@ def payload(cls: type[T]) -> type[T]:
 
     Fields may be None, bool, int (64 bit), float, str, bytes, tensors, states (named tensors), wire values, other
     dataclasses, and lists, tuples, dicts and `| None` of these. Raises MethodError for a field of another type.
+
+    >>> import fewbytes as fb
+    >>> import torch
+    >>> @fb.payload
+    ... class Update:
+    ...     theta: fb.Dense
+    ...     samples: int
+    >>> update = Update(fb.Dense({"w": torch.ones(2)}), samples=40)
+    >>> fb.unpack(Update, bytes(fb.pack(update))).samples
+    40
     """
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
     with suppress(NameError, AttributeError):  # a type of a later line or of itself: checked when it is first sent

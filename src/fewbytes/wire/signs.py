@@ -33,6 +33,11 @@ class Signs:
         """Scaled sign, C(x) = (||x||_1 / d) sign(x), of all values of the state as one vector x of d.
 
         A value that is not a number has sign 0 and makes the scale not a number.
+
+        >>> import fewbytes as fb
+        >>> import torch
+        >>> fb.Signs.of({"w": torch.tensor([1.0, -2.0, 0.0, 5.0])}).dense()
+        {'w': tensor([ 2., -2.,  0.,  2.])}
         """
         values = {name: value.detach().cpu() for name, value in state.items()}
         norm = sum(float(value.abs().sum(dtype=torch.float64)) for value in values.values())

@@ -42,6 +42,13 @@ class TopK:
         """Keep `state[name]` at `indices[name]` (distinct, rising); all tensors of one type.
 
         `depth` 2 keeps whole kernels of convolutions. Raises MethodError for indices that are not.
+
+        >>> import fewbytes as fb
+        >>> import torch
+        >>> from fewbytes.wire.topk import largest
+        >>> w = torch.tensor([0.1, -3.0, 0.2, 2.0])
+        >>> fb.TopK.of({"w": w}, {"w": largest(w, 2)}).dense()
+        {'w': tensor([ 0., -3.,  0.,  2.])}
         """
         shapes = {name: tuple(state[name].shape) for name in indices}
         places = {name: index.cpu() for name, index in indices.items()}

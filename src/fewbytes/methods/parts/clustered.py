@@ -52,7 +52,13 @@ class Clusters:
 
 @dataclass(frozen=True)
 class Clustered(Around):
-    """The method that runs in each cluster, and how clusters are found."""
+    """The method that runs in each cluster, and how clusters are found.
+
+    >>> import fewbytes as fb
+    >>> method = fb.Clustered(fb.FedAvg(epochs=2), clusters=3)
+    >>> method.clusters, method.inner.local.epochs
+    (3, 2)
+    """
 
     clusters: Count = 4  # K
     vectors: Count = 5  # d, singular vectors of each client

@@ -104,7 +104,12 @@ class Hidden:
 
 @dataclass(frozen=True)
 class SecureAggregation(Around):
-    """The method whose replies are summed unseen, and how large their values may be."""
+    """The method whose replies are summed unseen, and how large their values may be.
+
+    >>> import fewbytes as fb
+    >>> fb.SecureAggregation(fb.FedAvg()).method_name
+    'fedavg with secure aggregation'
+    """
 
     range: Positive = 64.0  # R; the mean is exact to R / 2^30, times a half for each client
 
