@@ -1,6 +1,7 @@
 """Runs every method on one task and writes what came of it: README's table, and the one of "which method for what".
 
     python scripts/decisions.py           # two hours; writes docs/decisions.json and the tables
+    python scripts/decisions.py NAME ...  # these methods alone, beside the figures that are there
     python scripts/decisions.py --tables  # writes the tables again, from docs/decisions.json
     python scripts/cards.py               # then: each method's figure, and the list of methods
 
@@ -128,8 +129,14 @@ def pages(found: dict[str, list[Run]]) -> dict[Path, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="measure these methods alone")
     parser.add_argument("--tables", action="store_true", help="from the figures that are there")
-    if not parser.parse_args().tables:
+    asked = parser.parse_args()
+    if asked.names:
+        found = json.loads(FIGURES.read_text("utf-8"))
+        found[MODEL] |= measured(asked.names, ["--model", MODEL, *TERMS])
+        FIGURES.write_text(json.dumps(found) + "\n", "utf-8")
+    elif not asked.tables:
         found = {
             MODEL: measured(["all"], ["--model", MODEL, *TERMS]),
             CHAIN: measured([*ONLY_CHAINS, "fedavg", "separate"], ["--model", CHAIN, *ALIKE]),

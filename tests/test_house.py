@@ -48,6 +48,19 @@ def test_imports_point_down_the_floors():
     assert not upward
 
 
+def test_no_module_asks_its_package_which_finds_its_names_when_asked():
+    """It would ask the package's `__getattr__`, and that might import the module that asks."""
+    lazy = {name for name, path in MODULES.items() if path.name == "__init__.py" and "__getattr__" in path.read_text()}
+    asking = {
+        module: node.names[0].name
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module in lazy and module.startswith(f"{node.module}.")
+    }
+    assert {"fewbytes.data", "fewbytes.models"} <= lazy
+    assert not asking
+
+
 def test_no_modules_import_each_other_in_a_circle():
     within = {module: {each for each in imported if each in MODULES} for module, imported in IMPORTS.items()}
     tuple(graphlib.TopologicalSorter(within).static_order())  # raises CycleError with the circle

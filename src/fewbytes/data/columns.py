@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fewbytes.data import dates
+import fewbytes.data.dates as dates
 from fewbytes.data.schema import Schema, Unclear
 
 NEARLY, HALF = 0.9, 0.5

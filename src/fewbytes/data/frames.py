@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+import fewbytes.data.dates as dates
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.named import elsewhere
-from fewbytes.data import dates
 from fewbytes.data.columns import Texts, is_number, plain
 from fewbytes.data.marks import MARKS, far_marks
 from fewbytes.data.schema import NOT_SCALED, USUAL_MARKS, Schema, Unclear, no_column, refused

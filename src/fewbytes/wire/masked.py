@@ -29,7 +29,7 @@ class Masked:
 
     mask: State
     values: Tensor
-    roundable: ClassVar[bool] = True  # a run may round it: see `Writer.array`
+    roundable: ClassVar[bool] = True  # a run may round it: see `Writer.values`
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Self:
