@@ -170,6 +170,17 @@ def lock(path: Path, wait: bool = False) -> BinaryIO | None:
     return file
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file at `path`, once nobody else does. Raises UserError for what is no file."""
+    held = lock(path, wait=True)
+    try:
+        yield
+    finally:
+        if held is not None:
+            held.close()
+
+
 class ScratchFolder:
     """A temporary folder that goes with its process: `close` removes it, or, after a kill -9, the next one made.
 

@@ -13,14 +13,13 @@ from fewbytes.core.problem import Id
 from fewbytes.core.rules import Rule
 from fewbytes.core.step import Step
 from fewbytes.engines.blame import Blame
-from fewbytes.engines.clock import Clock
 from fewbytes.engines.dispatcher import Dispatcher
 from fewbytes.engines.handlers import Handlers
-from fewbytes.engines.outbox import Outbox
 from fewbytes.engines.quorum import Quorum
 from fewbytes.engines.replies import Replies
+from fewbytes.engines.requests import Outbox
 from fewbytes.engines.scheduler import Scheduler
-from fewbytes.engines.streaming import Streaming
+from fewbytes.engines.streaming import Clock, Streaming
 from fewbytes.engines.terms import Named, Origin, Terms
 from fewbytes.engines.transport import Sites
 

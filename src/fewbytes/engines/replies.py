@@ -16,8 +16,7 @@ from fewbytes.core.records import Records
 from fewbytes.core.step import Step
 from fewbytes.engines.dispatcher import Flight
 from fewbytes.engines.handlers import UP_BITS, Done, Job, unchanged
-from fewbytes.engines.outbox import Outbox
-from fewbytes.engines.requests import Request
+from fewbytes.engines.requests import Outbox, Request
 from fewbytes.engines.roster import Roster
 from fewbytes.engines.terms import Terms
 from fewbytes.engines.transport import Answer

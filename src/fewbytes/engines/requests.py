@@ -1,16 +1,19 @@
-"""What travels to clients with one call: each message packed once, and dropped with its last reply."""
+"""What travels to clients: numbered, rounded to what they hold, packed once, and dropped with its last reply."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
+from fewbytes.engines.dispatcher import Dispatcher
 from fewbytes.engines.downlink import Downlink, Heard, Leg, Letter, Stand
-from fewbytes.engines.handlers import Job, Kind, Part
+from fewbytes.engines.handlers import Handlers, Job, Kind, Part
+from fewbytes.engines.terms import Origin, Terms
+from fewbytes.engines.waiting import WaitingMessages
 from fewbytes.wire import Base, Counted, Frame
 
 
@@ -102,22 +105,24 @@ class _Leg(NamedTuple):
     waited: bool
 
 
-class Sender(Protocol):
-    """What requests need of an engine."""
+class Outbox:
+    """Makes the requests of a run, which knows what clients hold and what waits for them."""
 
-    downlink: Downlink
+    def __init__(self, terms: Terms, handlers: Handlers, dispatcher: Dispatcher) -> None:
+        self.handlers, self.dispatcher, self._folder = handlers, dispatcher, terms.waiting
+        self.downlink = Downlink(terms.downlink, terms.task.problem, terms.coded)
+        self.waiting = WaitingMessages(terms.waiting, handlers.named)
 
-    def next_number(self) -> int:
-        """A number no message of this run has had."""
+    def take_over(self, origin: Origin) -> None:
+        """Stand as the run stood there. Raises UserError if a message that waits is gone or damaged."""
+        self.waiting = WaitingMessages(self._folder, self.handlers.named, origin.waiting)
+        self.downlink.go_back(origin.lines, origin.heard)
 
-    def waiting_for(self, client: Id) -> list[tuple[Handler, Letter]]:
-        """What waits for a client."""
-
-    def put(self, frame: Frame) -> str:
-        """Store a message's frame where its reader finds it; where that is."""
-
-    def free(self, at: str) -> None:
-        """Give the place back."""
+    def delivered(self, client: Id, request: Request) -> None:
+        """A client has had all of its request."""
+        self.downlink.arrived(client, request.stands)
+        for part in request.parts:
+            self.waiting.delivered(part.handler, client)
 
 
 class Requests:
@@ -127,31 +132,31 @@ class Requests:
     """
 
     def __init__(
-        self, engine: Sender, handler: Handler, messages: Mapping[Id, Any], asked: Sequence[Id], own: bool = False
+        self, outbox: Outbox, handler: Handler, messages: Mapping[Id, Any], asked: Sequence[Id], own: bool = False
     ) -> None:
         self.open: dict[Id, Request] = {}
-        self._engine = engine
+        self._outbox = outbox
         self._legs: dict[Id, list[_Leg]] = {}
         for i in asked:
-            waiting = [(to, letter, None, True) for to, letter in engine.waiting_for(i) if to != handler]
+            waiting = [(to, letter, None, True) for to, letter in outbox.waiting.of(i) if to != handler]
             message = messages[i]
             called = (message, None) if isinstance(message, Letter) else (Letter.of(message), message)
             self._legs[i] = [
                 _Leg((waited, leg.key), leg, to, held, waited)
                 for to, letter, held, waited in [*waiting, (handler, *called, False)]
-                for leg in engine.downlink.legs(to, letter, i, own or waited)
+                for leg in outbox.downlink.legs(to, letter, i, own or waited)
             ]
         self._uses = Counter(leg.key for legs in self._legs.values() for leg in legs)
         self._packed: dict[Any, Packed] = {}
 
     def write(self, client: Id) -> Request:
         """The client's request, its messages packed and put where their reader finds them."""
-        engine, parts = self._engine, []
+        outbox, parts = self._outbox, []
         for key, leg, handler, message, waited in self._legs[client]:
             if key not in self._packed:
                 frame, counted, base, measured = leg.made()
-                at = "" if frame is None else engine.put(frame)
-                number = 0 if frame is None else engine.next_number()
+                at = "" if frame is None else outbox.dispatcher.transport.put(frame)
+                number = 0 if frame is None else outbox.dispatcher.next_number()
                 self._packed[key] = Packed(
                     handler.name, waited, number, message, frame, counted, base, at, self._uses[key], leg.kind,
                     leg.stand, measured,
@@ -178,4 +183,4 @@ class Requests:
     def _drop(self, key: Any) -> None:
         """Forget a message that nobody has to answer any more."""
         if self._packed[key].left == 0 and (at := self._packed.pop(key).at):
-            self._engine.free(at)
+            self._outbox.dispatcher.transport.free(at)

@@ -16,10 +16,9 @@ from fewbytes.core.step import Step
 from fewbytes.engines.blame import Blame
 from fewbytes.engines.dispatcher import Order
 from fewbytes.engines.handlers import SCORE
-from fewbytes.engines.outbox import Outbox
 from fewbytes.engines.quorum import Quorum
 from fewbytes.engines.replies import Check, Replies
-from fewbytes.engines.requests import Requests
+from fewbytes.engines.requests import Outbox, Requests
 from fewbytes.engines.streaming import Streaming
 from fewbytes.engines.terms import Terms
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import lock, private_folder, replacing
+from fewbytes.base.files import locked, private_folder, replacing
 from fewbytes.core.privacy import Steps
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack_state
@@ -30,8 +30,8 @@ class ClientStore:
     def secret(self) -> bytes:
         """32 bytes that only who reads the folder knows, drawn when they are first asked for. Raises UserError where
         they are fewer or more, as others could know those."""
-        path, held = self.folder / SECRET, lock(self.folder / f"{SECRET}.lock", wait=True)
-        try:
+        path = self.folder / SECRET
+        with locked(self.folder / f"{SECRET}.lock"):
             if not path.exists():
                 with replacing(path, sync=True) as file:
                     os.chmod(file.name, 0o600)
@@ -39,9 +39,6 @@ class ClientStore:
             if len(known := path.read_bytes()) == 32:
                 return known
             raise UserError(f"{path} is damaged: remove it, so that another is drawn, and noise is never the same")
-        finally:
-            if held is not None:
-                held.close()
 
     def trained(self, client: Id, begin: bytes, spent: Steps | None = None) -> int:
         """Note that a client trains from what has these 32 bytes for a digest, so that no loss of power undoes it; from

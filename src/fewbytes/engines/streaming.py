@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,14 +12,89 @@ from fewbytes.core.ledger import LeftOut
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
 from fewbytes.engines.blame import Blame
-from fewbytes.engines.clock import Clock
 from fewbytes.engines.dispatcher import Flight, Order
-from fewbytes.engines.outbox import Outbox
 from fewbytes.engines.quorum import Quorum
 from fewbytes.engines.replies import Replies
-from fewbytes.engines.requests import Requests
-from fewbytes.engines.terms import Origin
-from fewbytes.engines.underway import AtWork, Work
+from fewbytes.engines.requests import Outbox, Request, Requests
+from fewbytes.engines.terms import Origin, UnderWay, Work
+from fewbytes.wire import pack_state, unpack_state
+
+
+class Clock:
+    """Seconds since a run began, where each client takes so many `seconds` for an exchange (None: real ones, which this
+    clock does not count)."""
+
+    def __init__(self, seconds: Sequence[float] | None) -> None:
+        self.now = 0.0
+        self._seconds = seconds
+
+    @property
+    def simulated(self) -> bool:
+        """Whether clients answer when this clock says."""
+        return self._seconds is not None
+
+    def takes(self, client: Id) -> float:
+        """Seconds that a client takes for an exchange."""
+        return 0.0 if self._seconds is None else self._seconds[client]
+
+    def exchange(self, asked: Iterable[Id]) -> None:
+        """Pass the time in which all of these answer."""
+        self.now += max(map(self.takes, asked), default=0.0)
+
+
+class AtWork:
+    """Who is at work for a stream, by client, in the order asked."""
+
+    def __init__(self) -> None:
+        self._work: dict[Id, tuple[Work, Requests]] = {}
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def __contains__(self, client: Id) -> bool:
+        return client in self._work
+
+    def __iter__(self) -> Iterator[Work]:
+        return iter([work for work, _ in self._work.values()])
+
+    def request(self, client: Id) -> Request:
+        """What travels to a client that is at work."""
+        return self._work[client][1].open[client]
+
+    def add(self, work: Work, requests: Requests) -> None:
+        """A client is asked, with one of these requests."""
+        requests.write(work.client)
+        self._work[work.client] = work, requests
+
+    def take(self, client: Id) -> tuple[Work, Request]:
+        """What a client was at work on, once its reply is here (or will not come)."""
+        work, requests = self._work.pop(client)
+        return work, requests.take(client)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for work in self:
+            self.take(work.client)
+
+    def packed(self) -> UnderWay:
+        """All of it, for a checkpoint."""
+        sent = {work.client: self.request(work.client).parts[-1].message for work in self}
+        messages = {id(message): message for message in sent.values()}
+        at = {key: i for i, key in enumerate(messages)}
+        frames = [b"" if message is None else bytes(pack_state(message)) for message in messages.values()]
+        return UnderWay([replace(work, message=at[id(sent[work.client])]) for work in self], frames)
+
+    def unpack(self, resumed: UnderWay, outbox: Outbox) -> None:
+        """Undo `packed`."""
+        for i, frame in enumerate(resumed.frames):
+            of = [work for work in resumed.work if work.message == i]
+            handler = outbox.handlers.named(of[0].handler)
+            message = unpack_state(handler.message, frame) if frame and handler.message else None
+            clients = [work.client for work in of]
+            requests = Requests(outbox, handler, dict.fromkeys(clients, message), clients)
+            for work in of:
+                self.add(work, requests)
+        self._work = {work.client: self._work[work.client] for work in resumed.work}  # in the order asked
 
 
 class Streaming:
@@ -41,7 +117,7 @@ class Streaming:
         self._end([work.client for work in self.at_work])
         self.at_work.clear()
         self.clock.now = origin.clock
-        self.at_work.unpack(origin.under_way, self._outbox, self._outbox.handlers.named)
+        self.at_work.unpack(origin.under_way, self._outbox)
 
     def give_up(self) -> None:
         """Nobody who is at work is waited for any more: no round is to come for the replies."""

@@ -15,7 +15,6 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.task import Task
 from fewbytes.core.uplink import Uplink
 from fewbytes.engines.downlink import Heard, Line
-from fewbytes.engines.underway import UnderWay
 from fewbytes.engines.waiting import Waiting
 
 
@@ -44,6 +43,26 @@ class Terms:
     def waiting(self) -> Path:
         """The folder of messages that wait for clients' next requests."""
         return self.folder / "checkpoint" / "waiting"
+
+
+@dataclass
+class Work:
+    """What a client is at work on, and since which round."""
+
+    client: int
+    handler: str
+    round: int  # in which it was asked; names its randomness
+    scored: bool  # whether that round's models are scored
+    until: float  # simulated seconds since the run began; 0 where none are
+    message: int  # which of the frames it was sent
+
+
+@dataclass
+class UnderWay:
+    """All who are at work, in the order asked, as a checkpoint holds them."""
+
+    work: list[Work]
+    frames: list[bytes]  # their messages, each once; empty: nothing was sent
 
 
 @dataclass

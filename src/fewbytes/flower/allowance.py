@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import lock, open_plain, private_folder, replacing
+from fewbytes.base.files import locked, open_plain, private_folder, replacing
 from fewbytes.core.privacy import SamplePrivacy, Steps, epsilon_of
 from fewbytes.core.problem import Id
 from fewbytes.engines.store import ClientStore
@@ -114,8 +114,7 @@ class Allowance:
     def trained(self, client: Id, begin: bytes, spent: Steps) -> int:
         """As in `Diary`, and in all runs. Raises FewbytesError where these may not spend so much."""
         key = blake3(self.secret() + begin).digest()
-        held = lock(self.folder / f"{self._name}.lock", wait=True)
-        try:
+        with locked(self.folder / f"{self._name}.lock"):
             diary = self._diary()
             if key not in {entry.begin for entry in diary.entries}:
                 self._check(diary, [entry.spent for entry in self._entries(diary)], spent)
@@ -123,9 +122,6 @@ class Allowance:
                 written = msgspec.msgpack.encode(diary)
                 with replacing(self._path, sync=True) as file:
                     file.write(written + blake3(written).digest())
-        finally:
-            if held is not None:
-                held.close()
         return self.store.trained(client, key, spent)
 
     def told(self, samples: int) -> tuple[float, float | None]:

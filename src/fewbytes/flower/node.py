@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 
 from fewbytes.base.errors import FewbytesError, FrameError, UserError
-from fewbytes.base.files import lock, make_durable, private_folder, remove_leftovers, replacing
+from fewbytes.base.files import locked, make_durable, private_folder, remove_leftovers, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
@@ -125,7 +125,8 @@ class Node:
         if why := self._unable(order):
             return Done(job.number, error=why), b""
         self.runner.coded = order.coded
-        with self._alone(job.client):
+        # one order at a time for a client, whichever process it reached: a straggler is waited for
+        with locked(self.store.folder / f"{job.client}.lock"):
             return self._answer(order, frames)
 
     def sample_counts(self, order: Order, tell: str) -> Done:
@@ -172,15 +173,12 @@ class Node:
     def _bound(self, nonce: bytes) -> bool:
         """Whether the folder is of the run with this nonce; one in which no client has done anything becomes that."""
         if self._nonce != nonce:
-            path, held = self.store.folder / "nonce", lock(self.store.folder / "nonce.lock", wait=True)
-            try:
+            path = self.store.folder / "nonce"
+            with locked(self.store.folder / "nonce.lock"):
                 if not (path.exists() and any(self.store.folder.glob("*.reply"))):
                     with replacing(path, sync=True) as file:
                         file.write(nonce)
                 self._nonce = path.read_bytes()
-            finally:
-                if held is not None:
-                    held.close()
         return self._nonce == nonce
 
     def _answer(self, order: Order, frames: Sequence[memoryview]) -> tuple[Done, bytes]:
@@ -227,16 +225,6 @@ class Node:
             return msgspec.msgpack.decode(self._path(client).read_bytes(), type=StoredReply)
         except (OSError, msgspec.MsgspecError):
             return None  # nothing kept, or torn by a loss of power: doing it again gives the same
-
-    @contextmanager
-    def _alone(self, client: Id) -> Iterator[None]:
-        """One order at a time for a client, whichever process it reached: a straggler is waited for."""
-        held = lock(self.store.folder / f"{client}.lock", wait=True)
-        try:
-            yield
-        finally:
-            if held is not None:
-                held.close()
 
 
 def _whole(frame: bytes) -> bool:

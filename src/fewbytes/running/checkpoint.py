@@ -24,8 +24,7 @@ from fewbytes.core.task import Task
 from fewbytes.data.split import transform_name
 from fewbytes.engines.downlink import Heard, Line
 from fewbytes.engines.engine import Engine
-from fewbytes.engines.terms import Named, Origin
-from fewbytes.engines.underway import UnderWay
+from fewbytes.engines.terms import Named, Origin, UnderWay
 from fewbytes.engines.waiting import Waiting
 from fewbytes.running.growing import Beginning, GrowingFile
 from fewbytes.wire import Parsed, pack_state, unpack_state
