@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
 from fewbytes.core.policy import Policy
-from fewbytes.core.problem import Id
 from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
 from fewbytes.experiments.settings import make_experiment
@@ -34,7 +33,7 @@ from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
 from fewbytes.running.settings import ROUNDING, Settings
-from fewbytes.running.watcher import Watcher
+from fewbytes.running.watcher import HEARD, Passing
 
 EVENTS = "deployment/events.jsonl"
 """Where in a run folder the server writes how it goes, for `fewbytes deploy`, if that made the folder."""
@@ -133,7 +132,7 @@ client = make_client_app(lambda context: _serve_client(context.run_config, conte
 server = make_server_app(_serve_run)
 
 
-class _EventLog(Watcher):
+class _EventLog(Passing):
     """Writes what happens as lines of JSON for `fewbytes deploy` to read, and a line a round to the log."""
 
     def __init__(self, folder: Path) -> None:
@@ -150,41 +149,29 @@ class _EventLog(Watcher):
         if self._file is not None:
             self._file.write(json.dumps({"event": event, **what}) + "\n")
 
-    def waiting(self, there: int, wanted: int) -> None:
-        self.write("waiting", what=[there, wanted])
-        print(f"waiting for clients: {there} of {wanted} are connected", flush=True)
-
     def started(self, folder: Path, rounds: int, done: int) -> None:
         self.write("started", rounds=rounds, done=done)
 
-    def replied(self, client: Id) -> None:
-        self.write("replied", what=[client])
+    def pass_on(self, event: str, *what: Any) -> None:
+        if event in HEARD:
+            self.write(event, what=what)
+        if event in LOGGED:
+            print(LOGGED[event](*what), flush=True)
 
-    def awaited(self, clients: Sequence[str]) -> None:
-        self.write("awaited", what=[list(clients)])
-        print(f"waiting for {', '.join(clients)}", flush=True)
 
-    def joined(self, client: Id) -> None:
-        self.write("joined", what=[client])
-        print(f"client {client} has joined", flush=True)
+def _row_words(row: dict[str, Any]) -> str:
+    scores = score_words(row["scores"])
+    moved = f"{row['uplink_bytes'] / 1e6:.2f} MB up {row['downlink_bytes'] / 1e6:.2f} MB down"
+    when = f"round {row['round']}" if row["phase"] == "round" else "after the last round"
+    return f"{when}: {scores}  {moved}  {len(row.get('left_out', []))} left out"
 
-    def refused(self, client: Id, why: str) -> None:
-        self.write("refused", what=[client, why])
-        print(f"client {client} cannot join: {why}", flush=True)
 
-    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
-        self.write("moved", what=[uplink_bytes, downlink_bytes])
-
-    def note(self, text: str) -> None:
-        self.write("note", what=[text])
-        print(f"note: {text}", flush=True)
-
-    def stopped(self, t: int, why: str) -> None:
-        self.write("stopped", what=[t, why])
-
-    def scored(self, row: dict[str, Any]) -> None:
-        self.write("scored", what=[row])
-        scores = score_words(row["scores"])
-        moved = f"{row['uplink_bytes'] / 1e6:.2f} MB up {row['downlink_bytes'] / 1e6:.2f} MB down"
-        when = f"round {row['round']}" if row["phase"] == "round" else "after the last round"
-        print(f"{when}: {scores}  {moved}  {len(row.get('left_out', []))} left out", flush=True)
+LOGGED: dict[str, Callable[..., str]] = {
+    "waiting": lambda there, wanted: f"waiting for clients: {there} of {wanted} are connected",
+    "awaited": lambda clients: f"waiting for {', '.join(clients)}",
+    "joined": lambda client: f"client {client} has joined",
+    "refused": lambda client, why: f"client {client} cannot join: {why}",
+    "note": lambda text: f"note: {text}",
+    "scored": _row_words,
+}
+"""What of a run is printed, in words."""

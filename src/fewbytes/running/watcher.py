@@ -98,6 +98,30 @@ class Recorder(Watcher, ABC):
         """What it writes to, for people."""
 
 
+def _passing(event: str) -> Callable[..., None]:
+    return lambda self, *what: self.pass_on(event, *what)
+
+
+class Passing(Watcher, ABC):
+    """Passes on whatever happens."""
+
+    @abstractmethod
+    def pass_on(self, event: str, *what: Any) -> None:
+        """One of a watcher's methods was called, with these arguments."""
+
+    started = _passing("started")
+    waiting = _passing("waiting")
+    replied = _passing("replied")
+    awaited = _passing("awaited")
+    joined = _passing("joined")
+    refused = _passing("refused")
+    moved = _passing("moved")
+    scored = _passing("scored")
+    note = _passing("note")
+    stopped = _passing("stopped")
+    ended = _passing("ended")
+
+
 Heard = Watcher | Callable[[dict[str, Any]], object]
 """A watcher, or a function that is called as its `scored`."""
 
@@ -121,13 +145,13 @@ class _Called(Watcher):
         self._function(row)
 
 
-class _Together(Watcher):
-    """Passes on what happens, to one watcher after another."""
+class _Together(Passing):
+    """To one watcher after another."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = list(watchers)
 
-    def _tell(self, event: str, *what: Any) -> None:
+    def pass_on(self, event: str, *what: Any) -> None:
         for each in list(self._watchers):
             try:
                 getattr(each, event)(*what)
@@ -138,40 +162,10 @@ class _Together(Watcher):
                 why = " ".join(str(error).split()) or type(error).__name__
                 self.note(f"{each.place()} hears no more of this run, which goes on: {why}")
 
-    def started(self, folder: Path, rounds: int, done: int) -> None:
-        self._tell("started", folder, rounds, done)
-
-    def waiting(self, there: int, wanted: int) -> None:
-        self._tell("waiting", there, wanted)
-
-    def replied(self, client: Id) -> None:
-        self._tell("replied", client)
-
-    def awaited(self, clients: Sequence[str]) -> None:
-        self._tell("awaited", clients)
-
-    def joined(self, client: Id) -> None:
-        self._tell("joined", client)
-
-    def refused(self, client: Id, why: str) -> None:
-        self._tell("refused", client, why)
-
-    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
-        self._tell("moved", uplink_bytes, downlink_bytes)
-
-    def scored(self, row: dict[str, Any]) -> None:
-        self._tell("scored", row)
-
     def note(self, text: str) -> None:
         """To those that show notes; if none does, it is one warning."""
         showing = [each for each in self._watchers if type(each).note is not Watcher.note]
         for each in showing:
             each.note(text)
         if not showing:
-            super().note(text)
-
-    def stopped(self, t: int, why: str) -> None:
-        self._tell("stopped", t, why)
-
-    def ended(self, result: dict[str, Any]) -> None:
-        self._tell("ended", result)
+            Watcher.note(self, text)
