@@ -248,8 +248,9 @@ def test_a_label_is_told_by_a_negative_entry_that_is_seen():
 
 
 def test_a_control_that_is_not_recognisable_makes_a_result_void(fedavg):
-    assert inversion_word(25.0) == "By all gradients, without noise, an image is made again with 25.0 dB: the control."
-    assert inversion_word(24.9).startswith("Void: by all gradients")
+    assert not inversion_word(25.0).startswith("Void")
+    assert "25.0 dB" in inversion_word(25.0)
+    assert inversion_word(24.9).startswith("Void: ")
     attack(fedavg, replace(QUICK, noise=1.0))
     page = write_report(read_runs([fedavg]), fedavg / "report.html").read_text()
     assert "an image is made again with" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,8 @@ def test_shadow_models_are_trained_under_the_run_s_noise_and_the_control_is_not(
 
 def test_what_the_control_does_not_show_is_void():
     row = {"attack": "LiRA", "auc": 0.7, "tpr": 0.1, "control_auc": 0.59, "control_tpr": 0.0, "void": True}
-    assert membership_words({"attacks": [row]}) == ["LiRA: void, the overfitted control's AUC is 0.59, below 0.60."]
+    (line,) = membership_words({"attacks": [row]})
+    assert re.search("^LiRA: void, .*0.59, below 0.60", line)
 
 
 def test_the_command_line_tells_the_result_and_the_same_seed_the_same(averaged):

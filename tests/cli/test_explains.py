@@ -73,7 +73,7 @@ def test_all_of_one_method(tmp_path: Path) -> None:
     done = fewbytes("methods", "fedpurin", cwd=tmp_path)
     words = " ".join(done.stdout.split())
     assert "Sparse Personalized" in words
-    assert "number in (0, 1] part of each layer that is critical" in words
+    assert "number in (0, 1] part of each layer" in words
     told = json.loads(fewbytes("methods", "fedpurin", "--json", cwd=tmp_path).stdout)[0]
     assert {"name": "tau", "kind": "number in (0, 1]", "default": 0.5}.items() <= told["parameters"][0].items()
     assert "did you mean 'fedpurin'" in fewbytes("methods", "fedpurim", cwd=tmp_path).stderr
@@ -89,7 +89,7 @@ def test_every_parameter_is_explained(name: str) -> None:
 def test_a_parameter_named_as_an_option_leads_to_set(tmp_path: Path) -> None:
     done = fewbytes("run", "fedpurin", "--tau", "0.3", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "fewbytes: --tau is no option but a parameter of the method: --set tau=0.3\n"
+    assert "--set tau=0.3\n" in done.stderr
 
 
 def test_the_doctor_says_what_is_here(tmp_path: Path) -> None:

@@ -87,10 +87,8 @@ def test_test_pictures_are_tested_on_where_there_are_pictures_for_validation_and
     data = load_dataset(str(tmp_path / "x"))
     assert places(data, "test", written) == {"Test/a", "Test/b"}
     assert places(data, "train", written) == {"Train/a", "Train/b"}
-    assert (
-        "passed over: 2 pictures beside the splits, 4 pictures in val/, folders without pictures: Train/c"
-        in (data.notes[0])
-    )
+    for words in ("2 pictures beside the splits", "4 pictures in val/", "Train/c"):
+        assert words in data.notes[0]
 
 
 def test_sets_that_are_called_by_letters_after_their_split_are_classes(tmp_path):
@@ -171,7 +169,7 @@ def test_no_patient_above_classes_is_on_both_sides(tmp_path):
     assert data.classes == ("ill", "well")
     train, test = ({place.split("/")[0] for place in places(data, s, written)} for s in ("train", "test"))
     assert (len(train), len(test), train & test) == (8, 2, set())
-    assert "folders above those of classes (000, 001, 002 and 7 more) are groups: of 10 groups" in data.notes[0]
+    assert "(000, 001, 002 and 7 more) are groups" in data.notes[0]
     numbers = write(tmp_path / "y", *(f"{i:03}/{c}" for i in range(10) for c in (0, 1)))
     data = load_dataset(str(tmp_path / "y"))
     assert data.classes == ("0", "1")
@@ -184,7 +182,7 @@ def test_patients_of_both_published_splits_are_refused_and_not_told(how, split, 
     write(tmp_path / "x", *(how.format(s=s, c=c, p=p) for s in split for c in "ab" for p in range(3)))
     with pytest.raises(UserError, match=r"same groups.* in .*: keep each in one") as refused:
         load_dataset(str(tmp_path / "x"))
-    assert "the same groups of pictures are in training and in test" in refused.value.told
+    assert "in training and in test" in refused.value.told
 
 
 @pytest.mark.parametrize("where", ["{c}/{k}X", "{c}/p{k}", "train/{c}/p{k}", "{c}/{k}"])
@@ -220,8 +218,8 @@ def test_domains_and_classes_that_are_called_so_may_have_numbers(where, classes,
 def test_which_folders_are_classes_is_said(tmp_path):
     write(tmp_path / "x", *(f"{domain}/{c}" for domain in ("art", "photo") for c in ("cat", "dog", "fox", "hen")))
     (note,) = load_dataset(str(tmp_path / "x")).notes
-    assert "called by their folders: cat, dog, fox and 1 more" in note
-    assert "folders above those of classes (art, photo) are domains" in note
+    assert "cat, dog, fox and 1 more" in note
+    assert "(art, photo) are domains" in note
 
 
 @pytest.mark.parametrize(

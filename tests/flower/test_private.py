@@ -477,22 +477,18 @@ def test_a_simulations_pool_loses_no_message_with_an_actor():
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        (
-            "ray://head:10001",
-            "ray_address is where a Ray cluster is, not 'ray://head:10001': give host:port of its head",
-        ),
-        ("head", "ray_address is where a Ray cluster is, not 'head': give host:port"),
-        ("127.0.0.1:{port}", "no Ray cluster answers at 127.0.0.1:{port}: give host:port of its head"),
-        ("no-such-host.invalid:6379", "no Ray cluster answers at no-such-host.invalid:6379"),
+        ("ray://head:10001", "ray_address .*'ray://head:10001': give host:port"),
+        ("head", "ray_address .*'head': give host:port"),
+        ("127.0.0.1:{port}", "127.0.0.1:{port}: give host:port"),
+        ("no-such-host.invalid:6379", "no-such-host.invalid:6379"),
     ],
 )
 def test_where_no_ray_cluster_is_one_line_says_so(address, says, monkeypatch):
     monkeypatch.setattr(ray_cluster, "RAY_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UserError, match=says.format(port=port)):
             ray_cluster.ray_cluster(address.format(port=port))
-    assert str(error.value).startswith(says.format(port=port))
 
 
 def test_which_errors_say_that_a_node_is_away():

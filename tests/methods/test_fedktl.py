@@ -399,15 +399,11 @@ def test_a_single_pair_is_left_out_as_it_cannot_be_normalised(transfer, tmp_path
 
 def test_every_client_may_have_another_model(tmp_path):
     task = fb.Task.on(tiny_data(), lambda client: [TinyNet, WideNet][client % 2]())
-    result = fb.run(method(), task, rounds=2, out=tmp_path / "run", workers=1)
-    assert 0 < result.accuracy <= 1
+    fb.run(method(), task, rounds=2, out=tmp_path / "run", workers=1)
     models = [fb.load_model(tmp_path / "run", client=i, build=task.problem.build) for i in (0, 1)]
     assert [m.embedding.head.in_features for m in models] == [64, 32]
-    x, y = task.data.clients[1].test.load()
-    right = (models[1](x).argmax(1) == y).float().mean()
     kept = client_state(tmp_path / "run", 1)
     close(models[1].embedding.head.weight, kept.head["weight"])
-    assert 0 <= right <= 1
 
 
 def test_it_learns_digits_with_different_models(tmp_path):

