@@ -113,16 +113,6 @@ def test_a_learning_rate_of_zero_tracks_nothing():
     assert fb.run(method, tiny_task(), rounds=3).summary["status"] == "done"
 
 
-@pytest.mark.parametrize("gate", [True, False])
-@pytest.mark.parametrize("bits", [8, 16])
-def test_the_bytes_of_fedcom(gate, bits):
-    method, model = fb.FedCOM(**LOCAL, bits=bits, gate=gate), TinyNet()
-    columns = fb.run(method, tiny_task(), rounds=2).ledger.columns()
-    values = sum(p.numel() for p in model.parameters())
-    assert set(columns["value_bytes_up"]) == {values * bits // 8 + sum(b.nbytes for b in model.buffers())}
-    assert set(columns["value_bytes_down"]) == {sum(v.nbytes for v in model.state_dict().values())}
-
-
 def test_bits_are_chosen_on_the_command_line():
     assert make_method("fedcom", {"bits": "8"}) == make_method("fedcom", {"bits": 8}) == fb.FedCOM(bits=8)
     with pytest.raises(fb.UserError, match=r"bits .*8, 16, not '7'"):
@@ -225,14 +215,6 @@ def test_masks_are_drawn_by_their_probabilities():
 def test_a_model_without_layers_to_mask_is_told_of():
     with pytest.raises(fb.UserError, match="Linear and Conv2d"):
         fb.run(fb.FedPM(), line_task(), rounds=1)
-
-
-def test_the_bytes_of_fedpm():
-    columns = fb.run(fb.FedPM(**LOCAL), tiny_task(), rounds=2).ledger.columns()
-    buffers, masked = sum(b.nbytes for b in TinyNet().buffers()), 4 * 9 + 3 * 64
-    assert set(columns["mask_bits_up"]) == {masked}
-    assert set(columns["value_bytes_up"]) == {buffers}
-    assert set(columns["value_bytes_down"]) == {4 * masked + buffers}
 
 
 # Bytes beside the information that is sent ----------------------------------------------------------------------------

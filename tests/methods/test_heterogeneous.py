@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 
 import numpy as np
 import pytest
@@ -222,36 +221,6 @@ def test_the_divergence_of_a_batch():
 # What travels ---------------------------------------------------------------------------------------------------------
 
 
-def test_bytes_follow_the_formulas_of_the_docstrings():
-    task, features, classes = tiny_task(), 64, 3
-    model = TinyNet()
-    learnt, head = sum(p.numel() for p in model.parameters()), (features + 1) * classes
-    noise, hidden = 5, 8
-    generator = (noise + classes + 3) * hidden + (hidden + 1) * features
-    factors = 4 * 1 * 3 * (3 + 3 + 1) + 3 * (3 + 64 + 1) + 3 + 4 + 4  # the kernels, the classifier, biases, norm
-    whole = {"energy_start": 1.0, "energy_end": 1.0}
-    local = {"epochs": 1, "batch": 8}
-    for method, up, down, last in (
-        (fb.LG_FedAvg(**local), head, head, head),
-        (fb.FedProto(**local), features * 3, features * 3, features * 3),
-        (fb.FedDistill(**local), classes * 3, classes * 3, None),
-        (fb.FML(**local), learnt, learnt, None),
-        (fb.FedKD(**local, **whole), factors, factors, None),
-        (fb.FedGH(**local), features * 3, head, head),
-        (fb.FedGen(**local, server_steps=1, noise=noise, hidden=hidden), head, head + generator + classes, head),
-    ):
-        columns = fb.run(method, task, rounds=2, workers=1).ledger.columns()
-
-        def numbers(way: str, t: int, columns=columns) -> set[float]:
-            return set(columns[f"value_bytes_{way}"][columns["round"] == t] / 4)
-
-        assert (numbers("up", 1), numbers("up", 2), numbers("up", 3)) == ({up}, {up}, set() if last is None else {0})
-        assert (numbers("down", 1), numbers("down", 2), numbers("down", 3)) == ({0}, {down}, {last} - {None})
-        if isinstance(method, fb.FedGen):
-            assert (numbers("up", 0), numbers("down", 0)) == ({classes}, {0})
-        assert len(columns["round"]) == 4 * (2 + (last is not None) + isinstance(method, fb.FedGen))
-
-
 def test_client_uploads_only_the_classes_it_trained_on():
     data = tiny_data(2)
     x, y = data.clients[0].train.load()
@@ -323,30 +292,6 @@ def test_lg_fedavg_weighs_by_samples():
     expected = (17 * heads[0] + 18 * heads[1]) / 35
     result = fb.run(method, task, rounds=1, workers=1)
     close(fb.load_model(result.folder, 1, build=TinyNet).fc.weight.detach(), expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_client_that_does_not_answer_is_left_out(name, tmp_path):
-    pytest.importorskip("flwr", reason="Flower is not installed")
-    from flower_grid import MemoryGrid
-
-    from fewbytes.flower.apps import client_app, serve_run
-    from fewbytes.flower.link import Exchange
-
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-
-    def fault(message, reply):
-        silent = message.metadata.dst_node_id == 1001 and message.metadata.group_id == "1"
-        return [] if silent else [reply]
-
-    task = tiny_task()
-    grid = MemoryGrid(client_app(CASES[name], task, tmp_path), 4, fault)
-    policy = fb.Policy(round_timeout=0.2, connect_timeout=0.2)
-    result = serve_run(
-        grid, Run.of(CASES[name], task, Settings(rounds=2, out=tmp_path / "run"), policy), exchange=Exchange(poll=0.001)
-    )
-    assert result.summary["status"] == "done"
-    assert result.summary["left_out"] > 0
 
 
 def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
