@@ -84,7 +84,7 @@ QUICK = (
 )
 """But these of them `make test` runs, too."""
 COVERING = {
-    "fedavg": "one model for all",
+    "fedavg": "a global model",
     "scaffold-sampled": "states of clients' own, some clients a round",
     "fedpurin": "messages that wait for the next request",
     "genefl": "newcomers",

@@ -255,7 +255,7 @@ def test_a_budget_is_kept_and_told(tmp_path, monkeypatch, capsys):
     code, out, errors = ended(capsys, monkeypatch, tmp_path, "compare", "fedavg", "ensemble", *options)
     assert code == 0, errors
     assert "ends with round 1:" in " ".join(errors.split())
-    assert "For one model for all take" in out
+    assert "For a global model take" in out
     assert "over the budget" in out
     folder = only_run(tmp_path)
     result = json.loads((folder / "fedavg" / "result.json").read_text())
@@ -438,7 +438,7 @@ MISTAKES = {
     "config with an unknown key": (["run", "-c", "misspelt.toml"], "rounds"),
     "report of no run": (["report", "."], "not a run folder"),
     "resume of no run": (["run", "--resume", "."], "not a run folder"),
-    "back to a round of no run": (["run", "fedavg", "--from-round", "3"], "name it, --resume RUN"),
+    "back to a round of no run": (["run", "fedavg", "--from-round", "3"], "add --resume RUN"),
     "inspect of no frame": (["inspect", "broken.toml"], "broken.toml"),
     "no method": (["run"], "method"),
     "more fixed samples than there are": (["run", "fedavg", "--samples", "100000/10"], "100000"),

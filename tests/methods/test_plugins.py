@@ -128,10 +128,13 @@ def test_what_is_no_method_is_told_in_one_line(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("round_does", "said"),
     [
-        ("nothing_of_this_name", r"mine, round 1: NameError: .* \(mine.py, line 7; FEWBYTES_DEBUG=1 shows all\)"),
+        (
+            "nothing_of_this_name",
+            r"mine, round 1: NameError: .* \(mine.py, line 7; FEWBYTES_DEBUG=1 shows the traceback\)",
+        ),
         (
             "list(net.call(self.hear, to=[0]))",
-            r"client 0, .* 'hear': ZeroDivisionError: .* \(mine.py, line 9\) \(FEWBYTES_DEBUG=1 shows all\)",
+            r"client 0, .* 'hear': ZeroDivisionError: .* \(mine.py, line 9\) \(FEWBYTES_DEBUG=1 shows the traceback\)",
         ),
     ],
 )

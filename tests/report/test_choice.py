@@ -145,7 +145,7 @@ def test_nothing_is_recommended_that_learnt_nothing_or_costs_too_much():
     over, within = run("over", 200, budget=100, **{"global": 0.9}), run("within", 90, budget=100, **{"global": 0.6})
     told = lines(over, within)["global"]
     assert "take within, global 60.0%" in told
-    assert told.endswith("; left out, being over the budget: 1.")
+    assert told.endswith("; over the budget and left out: 1.")
     assert "all exceed the budget" in lines(over, over)["global"]
 
 

@@ -320,7 +320,7 @@ def test_the_table_fits_100_columns_and_tells_the_ledger(tmp_path: Path) -> None
     assert "[bold]" in text
     *_, last = (n for n, line in enumerate(lines) if line.rstrip().endswith("7.5"))
     assert "majority class" in "".join(lines[last + 1 : last + 3])
-    assert "global: the one model for all, on the server's test data" in text
+    assert "global: the global model, on the server's test data" in text
     assert "newcomers: " not in text  # no run has such a score
     assert "10.0%" in text
     assert "40.0%" in text

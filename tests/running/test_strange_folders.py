@@ -105,7 +105,7 @@ def test_a_folder_that_is_no_run_is_refused_as_that_whatever_is_in_it(tmp_path):
     for command in commands(tmp_path).values():
         done = fewbytes(*command, timeout=20)
         assert done.returncode == 2
-        assert "is not a run folder" in done.stderr or "is no comparison" in done.stderr
+        assert "is not a run folder" in done.stderr or "is not a comparison" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Settings of what is done to finished runs."""
+"""Settings of probes of and attacks on finished runs."""
 
 from __future__ import annotations
 
@@ -24,76 +24,76 @@ Rules = Annotated[
 
 @dataclass(frozen=True)
 class Probing(Group):
-    """How probes are trained; the paper's values. Raises UserError for values that cannot be."""
+    """How probes are trained; defaults from the paper. Raises UserError for invalid values."""
 
     title: ClassVar[str] = "Probes"
 
-    epochs: Count = setting(160, "Epochs of decoders and auxiliary networks; lr falls along a cosine.")
-    linear_epochs: Count = setting(10, "Epochs of the linear layers; lr stays.")
-    samples: Several | None = setting(None, "Train probes on at most so many samples (default: all).")
-    batch: Several = setting(128, "Samples of a batch.")
+    epochs: Count = setting(160, "Epochs for decoders and auxiliary networks (cosine learning rate).")
+    linear_epochs: Count = setting(10, "Epochs for linear layers (constant learning rate).")
+    samples: Several | None = setting(None, "Maximum number of samples to train probes on (default: all).")
+    batch: Several = setting(128, "Batch size.")
     lr: Positive = setting(0.01, "Learning rate.")
-    seed: int = setting(0, "Same seed, same figures.")
+    seed: int = setting(0, "Random seed; the same seed gives the same figures.")
 
 
 @dataclass(frozen=True)
 class Attacking(Group):
-    """How images are attacked. Raises UserError for values that cannot be."""
+    """How images are attacked. Raises UserError for invalid values."""
 
     title: ClassVar[str] = "Gradient inversion"
 
-    client: Whole = setting(0, "Whose training images; with --membership, whose own model.")
+    client: Whole = setting(0, "Client whose training images are attacked; with --membership, whose own model.")
     model: str = setting(
-        "lenet", "lenet, resnet18-sigmoid, another model, or run: the one that the run saved.", metavar="NAME"
+        "lenet", "Model: lenet, resnet18-sigmoid, another model, or run (the run's saved model).", metavar="NAME"
     )
-    images: Count = setting(20, "Number of images, each attacked alone.")
-    iterations: Count = setting(300, "Iterations of L-BFGS at most, 20 steps each.")
-    restarts: Whole = setting(1, "Further starts where the gradients of one do not match.")
-    noise: NotNegative = setting(0.0, "Variance of Gaussian noise on every gradient entry that is observed.")
-    seed: int = setting(0, "Same seed, same figures.")
+    images: Count = setting(20, "Number of images, attacked one at a time.")
+    iterations: Count = setting(300, "Maximum number of L-BFGS iterations, 20 steps each.")
+    restarts: Whole = setting(1, "Number of restarts if the gradients do not match.")
+    noise: NotNegative = setting(0.0, "Variance of Gaussian noise on every observed gradient entry.")
+    seed: int = setting(0, "Random seed; the same seed gives the same figures.")
 
 
 @dataclass(frozen=True)
 class Inferring(Group):
-    """How members of the training data are told from others. Raises UserError for values that cannot be."""
+    """How membership in the training data is inferred. Raises UserError for invalid values."""
 
     title: ClassVar[str] = "Membership inference"
 
-    client: Whole | None = setting(None, "The model of this client, and its samples (default: the global one).")
-    shadows: Annotated[int, Meta(ge=4)] = setting(8, "Shadow models of LiRA, half of them trained on a sample.")
-    samples: Annotated[int, Meta(ge=100)] = setting(1000, "Members to tell from as many others, at most.")
-    seed: int = setting(0, "Same seed, same figures.")
+    client: Whole | None = setting(None, "Client whose model and samples are attacked (default: the global model).")
+    shadows: Annotated[int, Meta(ge=4)] = setting(8, "Number of LiRA shadow models; half are trained on a sample.")
+    samples: Annotated[int, Meta(ge=100)] = setting(1000, "Maximum number of members, and of non-members, to test.")
+    seed: int = setting(0, "Random seed; the same seed gives the same figures.")
 
 
 @reads_text
 @dataclass(frozen=True)
 class Poisoning(Group):
-    """How some clients lie. Raises UserError for values that cannot be."""
+    """How malicious clients behave. Raises UserError for invalid values."""
 
     title: ClassVar[str] = "Poisoning"
 
-    poison: Literal["scale", "flip", "noise", "labels", "backdoor"] = setting("scale", "How they lie.", option=None)
-    share: Annotated[float, Meta(gt=0, lt=1)] = setting(0.2, "Part of the clients that lies.")
+    poison: Literal["scale", "flip", "noise", "labels", "backdoor"] = setting("scale", "Kind of attack.", option=None)
+    share: Annotated[float, Meta(gt=0, lt=1)] = setting(0.2, "Fraction of clients that are malicious.")
     factor: Positive | None = setting(
-        None, "What liars' updates are multiplied by (default: 100; labels, backdoor: clients / liars)."
+        None, "Factor on malicious updates (default: 100; labels, backdoor: clients / malicious clients)."
     )
-    target: Whole = setting(0, "The class that the trigger stands for.")
-    aggregate: Rules = setting((), "Rules to put beside the mean, with commas.", metavar="RULES")
-    seed: int = setting(0, "Same seed, same figures.")
+    target: Whole = setting(0, "Class that the backdoor trigger stands for.")
+    aggregate: Rules = setting((), "Aggregation rules to compare with the mean, comma-separated.", metavar="RULES")
+    seed: int = setting(0, "Random seed; the same seed gives the same figures.")
 
 
 @dataclass(frozen=True)
 class Imprinting(Group):
-    """How images are read off by a first layer made for it. Raises UserError for values that cannot be."""
+    """How images are read off with a manipulated first layer. Raises UserError for invalid values."""
 
     title: ClassVar[str] = "Imprinted first layer"
 
-    clients: Count = setting(10, "The clients that the server hears, the first so many.")
+    clients: Count = setting(10, "Number of clients that the server reads, the first ones.")
 
 
 def attack_of(given: dict[str, Any]) -> Attacking | Inferring | Poisoning | Imprinting:
-    """The attack that settings, as the command line has them, are of: poisoning if a lie is named, membership inference
-    or an imprinted first layer if that is, else gradient inversion. Raises UserError for settings of another."""
+    """The attack that the command line's options select: poisoning, membership inference, an imprinted first layer, or
+    else gradient inversion. Raises UserError for options of another attack."""
     named = [kind for kind in ("membership", "imprint") if given.pop(kind, False)] + ["poison"] * ("poison" in given)
     if len(named) > 1:
         raise UserError(f"one attack at a time: leave --{named[0]} or --{named[1]} out")

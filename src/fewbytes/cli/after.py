@@ -1,4 +1,4 @@
-"""The commands for what runs leave: reports, models as files, what a model knows, what it gives away, frames."""
+"""Commands on finished runs: report, probe, attack, export, inspect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fewbytes.experiments.display import console, note, printed, progress
 
 
 def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]) -> None:
-    """Write the report of one run, or one page that compares several."""
+    """Write an HTML report of one run, or one that compares several."""
     from fewbytes.report import read_runs, write_report
 
     found = read_runs(runs)
@@ -30,11 +30,11 @@ def probe(
     how: Probing,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     client: Annotated[int | None, typer.Option(help="Probe this client's own model, not the global one.")] = None,
-    points: Annotated[str | None, typer.Option(help="Units after which to probe, with commas.", metavar="LIST")] = None,
+    points: Annotated[str | None, typer.Option(help="Layers to probe, comma-separated.", metavar="LIST")] = None,
     allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run's model knows at each depth of the image and the label; adds it to the run's report."""
+    """Measure what each layer of a trained model encodes of the image and the label; adds it to the run's report."""
     from fewbytes.analysis.probe import probe as probe_run
     from fewbytes.analysis.probe import probe_table
     from fewbytes.report import read_runs, write_report
@@ -45,7 +45,7 @@ def probe(
             result = probe_run(run, client, names, how, bar)
         page = write_report(read_runs([run]), run / "report.html")
     for name in result["skipped"]:
-        note(f"not probed after {name}: the branches differ in shape there")
+        note(f"not probed after {name}: its branches differ in shape")
     if as_json:
         print(json.dumps(result, indent=2))
     else:
@@ -57,20 +57,20 @@ ATTACKS = [
     option(
         "membership", False, bool,
         typer.Option(
-            "--membership", help="Tell members of the training data from others.", rich_help_panel=Inferring.title
+            "--membership", help="Infer which samples were in the training data.", rich_help_panel=Inferring.title
         ),
     ),
     option(
         "imprint", False, bool,
         typer.Option(
-            "--imprint", help="Read images off by a first layer that a server makes for it.",
+            "--imprint", help="Read images off with a first layer that a malicious server manipulates.",
             rich_help_panel=Imprinting.title,
         ),
     ),
     option(
         "poison", None, str,
         typer.Option(
-            help="Repeat the run with clients that lie: scale, flip, noise, labels or backdoor.", metavar="LIE",
+            help="Repeat the run with malicious clients: scale, flip, noise, labels or backdoor.", metavar="ATTACK",
             rich_help_panel=Poisoning.title,
         ),
     ),
@@ -78,7 +78,7 @@ ATTACKS = [
         each.name: each for group in (Poisoning, Inferring, Imprinting, Attacking) for each in options_of(group)
     }.values(),
 ]  # fmt: skip
-"""The options of `attack`: which it is, and the settings of each."""
+"""The options of `attack`: the kinds of attack, and the settings of each."""
 
 
 @with_options("how", ATTACKS, attack_of)
@@ -88,10 +88,10 @@ def attack(
     allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how well images can be made again from the gradients a run's method uploads; adds it to the run's report.
+    """Attack a run, and add the result to its report. By default: reconstruct images from the gradients it uploads.
 
-    With --membership: whether the run's model gives its training samples away. With --imprint: what a server that makes
-    the first layer for it reads off. With --poison: what becomes of the run where some clients lie.
+    --membership tests whether the model reveals its training samples; --imprint, what a server with a manipulated first
+    layer reads off; --poison, how malicious clients change the result.
     """
     from fewbytes.analysis.attack import attack as attack_run
     from fewbytes.analysis.attack import attack_table
@@ -125,11 +125,11 @@ def export(
     torch: Annotated[bool, typer.Option("--torch", help="Write model.pt2, for torch.export.load.")] = False,
     safetensors: Annotated[bool, typer.Option("--safetensors", help="Write model.safetensors, the weights.")] = False,
     client: Annotated[int | None, typer.Option(help="Export this client's own model, not the global one.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the files go (default: RUN/export).", metavar="DIR")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder (default: RUN/export).", metavar="DIR")] = None,
     allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's model as files that run without this package, with class names and how to run them."""
+    """Export a run's model to files that work without fewbytes, with class names and instructions."""
     from fewbytes.models.export import FILES, export_model
 
     asked = dict(zip(FILES, (onnx, torch, safetensors), strict=True))
@@ -143,9 +143,10 @@ def export(
 
 
 def inspect_file(
-    frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")], allow: Allow = None
+    frame: Annotated[Path, typer.Argument(help="A message's file, e.g. from `fewbytes run --keep-frames`.")],
+    allow: Allow = None,
 ) -> None:
-    """Print what a frame holds."""
+    """Print the contents of a message that was kept as a file."""
     from fewbytes.experiments.catalogue import payloads
     from fewbytes.wire.inspect import inspect_frame
 

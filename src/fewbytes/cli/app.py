@@ -1,4 +1,4 @@
-"""The command line: its commands, and how each ends. A command imports what it needs when it runs: help comes without
+"""The command line: its commands, their exit codes and errors. Commands import when they run, so that help needs no
 torch."""
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def of_all() -> None:
 
 
 def _debug() -> str:
-    return "" if os.environ.get("FEWBYTES_DEBUG") else "FEWBYTES_DEBUG=1 shows all"
+    return "" if os.environ.get("FEWBYTES_DEBUG") else "FEWBYTES_DEBUG=1 shows the traceback"
 
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 the user's input was wrong, 1 anything else, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # where a locale has few characters
+            stream.reconfigure(errors="replace")  # some locales lack characters
     plain = warnings.formatwarning
     warnings.formatwarning = lambda text, kind, *of, **how: visible(
         f"note: {text}\n" if issubclass(kind, Slip) else plain(text, kind, *of, **how)
     )
     look_in(os.getcwd())
     try:
-        returned = app(standalone_mode=False)  # an exit code where it ended a command itself
+        returned = app(standalone_mode=False)  # an exit code if typer ended the command itself
         code = returned if isinstance(returned, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         code = 130
@@ -63,10 +63,10 @@ def main() -> None:
     except UserError as error:
         code = _fail(str(error), 2)
     except OSError as error:
-        mendable = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR
+        users = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR  # what the user can fix
         where = f": {error.filename}" if error.filename else ""
-        advice = "; free some; a run that had begun goes on with --resume" if error.errno == errno.ENOSPC else ""
-        code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in mendable else 1)
+        advice = "; free some space, then resume the run with --resume" if error.errno == errno.ENOSPC else ""
+        code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in users else 1)
     except FewbytesError as error:
         more = f" ({_debug()})" if getattr(error, "__notes__", None) and _debug() else ""  # a handler's own error
         code = _fail(f"{error}{more}", 1)
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def _parameter(error: Exception) -> str:
-    """How to set what was named as an option and is a parameter of the method; nothing for anything else."""
+    """How to set a parameter of the method that was given as an option; empty for other errors."""
     from fewbytes.methods import METHODS
 
     option = str(getattr(error, "option_name", ""))
@@ -91,7 +91,7 @@ def _parameter(error: Exception) -> str:
     if not any(key in method.defaults() for method in named):
         return ""
     values = [after for before, after in itertools.pairwise(sys.argv) if before == option]
-    return f"{option} is no option but a parameter of the method: --set {key}={(values or ['VALUE'])[0]}"
+    return f"{option} is a parameter of the method, not an option: use --set {key}={(values or ['VALUE'])[0]}"
 
 
 def _fail(text: str, code: int) -> int:

@@ -1,4 +1,4 @@
-"""The commands for real machines: a run on Flower's SuperLink and nodes, and what a node is."""
+"""Commands for real machines: `deploy` runs a method on Flower's SuperLink and nodes, `node` is one of them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def deploy(
     settings: dict[str, Any],
     method: MethodName = None,
     out: Out = Path("runs"),
-    hosts: Annotated[str | None, typer.Option(help="Names of the clients' hosts, with commas.", metavar="LIST")] = None,
-    address: Annotated[str | None, typer.Option(help="Where the nodes reach this machine.")] = None,
-    node: Annotated[
-        str | None, typer.Option(help="resident (stays warm; the default) or stock (Flower's SuperNode).")
+    hosts: Annotated[
+        str | None, typer.Option(help="Names of the clients' hosts, comma-separated.", metavar="LIST")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a deployment that ended.")] = None,
+    address: Annotated[str | None, typer.Option(help="host:port where the nodes reach this machine.")] = None,
+    node: Annotated[
+        str | None, typer.Option(help="Kind of node: resident (stays loaded) or stock (Flower's); default: resident.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume an interrupted deployment.")] = None,
     from_round: FromRound = None,
     allow: Allow = None,
-    show: Annotated[bool, typer.Option("--print", help="Write the files, print the commands, start nothing.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Write the files and print the commands only.")] = False,
     watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,7 +66,7 @@ def deploy(
 
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if from_round is not None and resume is None:
-        raise UserError("--from-round goes back in a run: name it, --resume RUN")
+        raise UserError("--from-round needs the run to go back in: add --resume RUN")
     with standard_output_for(as_json), naming(allow, resume):
         unbegun = None if resume is None or from_round is not None else not_begun(resume)
         if resume is not None:
@@ -98,12 +100,12 @@ def deploy(
 
 
 def be_nodes(
-    files: Annotated[list[Path], typer.Argument(help="What each is, as `fewbytes deploy` writes it.", metavar="FILE…")],
+    files: Annotated[list[Path], typer.Argument(help="Node files that `fewbytes deploy` wrote.", metavar="FILE…")],
 ) -> None:
-    """Be the node of a client, or of a few, of a deployment: application and data are loaded once and stay."""
+    """Start the node of one or more clients of a deployment; it loads code and data once and stays up."""
     from fewbytes.flower.private import programs
 
-    os.environ.update({**programs.ENVIRONMENT, **os.environ})  # which Flower reads as it is imported
+    os.environ.update({**programs.ENVIRONMENT, **os.environ})  # Flower reads it at import
     from fewbytes.experiments.app import client
     from fewbytes.flower.node_file import NodeFile
     from fewbytes.flower.resident import serve

@@ -1,4 +1,4 @@
-"""Shows what there is to know of methods: a line each, or all of one."""
+"""Shows the list of methods, or the description of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "bold cyan"
 
 
 def all_of(methods: Sequence[About]) -> RenderableType:
-    """By kind, each method and what a client sends a round."""
+    """All methods by kind, each with what a client sends per round."""
     parts: list[RenderableType] = []
     width = max((len(each.name) for each in methods), default=0) + 2
     for kind, words in KINDS.items():
@@ -27,23 +27,23 @@ def all_of(methods: Sequence[About]) -> RenderableType:
             if each.kind == kind:
                 table.add_row(each.name, each.sends)
         parts += [table, Text()]
-    parts.append(Text("Beside each: what a client sends a round. fewbytes methods NAME tells all of one.", "dim"))
+    parts.append(Text("Right column: what a client sends per round. fewbytes methods NAME describes one.", "dim"))
     return Group(*parts)
 
 
 def one(method: About) -> RenderableType:
     """A method's kind, paper, idea and cost, and a table of its parameters."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("parameter", "default", "may be", "meaning"):
+    for head in ("parameter", "default", "values", "meaning"):
         table.add_column(head, no_wrap=head in ("parameter", "default"), style=NAME if head == "parameter" else "")
     for each in method.parameters:
-        table.add_row(each.name, _said(each.default), each.kind, each.meaning)
+        table.add_row(each.name, _written(each.default), each.kind, each.meaning)
     sends = f"; a client sends {method.sends}" if method.sends else ""
     title = Text.assemble((method.name, NAME), f": {method.kind}{sends}")
     paragraphs = [Text(text) for text in (method.paper, method.idea, method.cost) if text]
     return Group(title, Text(), *(part for text in paragraphs for part in (text, Text())), table)
 
 
-def _said(value: object) -> str:
-    """As `--set` takes it."""
+def _written(value: object) -> str:
+    """A value as `--set` takes it."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

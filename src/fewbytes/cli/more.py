@@ -1,4 +1,4 @@
-"""The other commands: papers' tables, the files of something new, what is installed here."""
+"""The other commands: reproduce, new, doctor."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from fewbytes.experiments.groups import Reproducing
 
 
 def _reproducing(given: dict[str, Any]) -> Reproducing:
-    """What was named of a reproduction. Raises UserError."""
+    """The options of a reproduction. Raises UserError."""
     return Reproducing.read(given | {"parameters": named_values(given.get("parameters", []), "--set")})
 
 
 @with_options("how", options_of(Reproducing), _reproducing)
 def reproduce(
     how: Reproducing,
-    table: Annotated[str | None, typer.Argument(help="SYSTEM/TABLE; without it, those there are.")] = None,
-    scale: Annotated[str, typer.Option(help="small (minutes), or paper: as the paper has it.")] = "small",
-    out: Annotated[
-        Path, typer.Option(help="Where the runs and the table go, below a folder each system and scale.")
-    ] = Path("runs/reproduce"),
-    every: Annotated[bool, typer.Option("--all", help="Every table, and one document of the papers' claims.")] = False,
+    table: Annotated[str | None, typer.Argument(help="SYSTEM/TABLE (default: list the tables).")] = None,
+    scale: Annotated[str, typer.Option(help="Scale: small (minutes), or paper (the paper's own).")] = "small",
+    out: Annotated[Path, typer.Option(help="Output folder, with one folder per system and scale.")] = Path(
+        "runs/reproduce"
+    ),
+    every: Annotated[bool, typer.Option("--all", help="Run every table; write one document of all claims.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a paper's table, ours beside theirs; the same command goes on where it was stopped."""
+    """Reproduce a paper's table, with the paper's figures beside ours; the same command resumes it."""
     from fewbytes.reproduce import NOT_HERE, TABLES, read_table, reproduce_all, scale_of
     from fewbytes.reproduce import reproduce as reproduce_table
 
     if every:
         if table is not None:
-            raise UserError("--all is of every table: leave out the table's name, or --all")
+            raise UserError("--all runs every table: leave out the table's name, or --all")
         with standard_output_for(as_json):
             path, failed = reproduce_all(
                 scale, out, tell=lambda text: console.print(text, soft_wrap=True), **dataclasses.asdict(how)
@@ -49,7 +49,7 @@ def reproduce(
         else:
             printed.print(f"document: {path}", soft_wrap=True)
         if failed:
-            raise FewbytesError(f"{len(failed)} of the tables failed; the same command tries them again")
+            raise FewbytesError(f"{len(failed)} of the tables failed; run the same command to retry them")
         return
     if table is None:
         known = {name: read_table(path, scale_of(scale)) for name, path in TABLES.items()}
@@ -63,7 +63,7 @@ def reproduce(
             runs = f"{each['runs']} run{'s' if each['runs'] != 1 else ''}"
             printed.print(Text.assemble((name, NAME), f": {each['title']} ({runs})"), soft_wrap=True)
         for name, why in NOT_HERE.items() if not as_json else ():
-            printed.print(f"not here, {name}: {why}", soft_wrap=True)
+            printed.print(f"not available, {name}: {why}", soft_wrap=True)
         return
     with standard_output_for(as_json):
         made = reproduce_table(
@@ -79,17 +79,17 @@ def reproduce(
         printed.print(f"report: {made.path.with_suffix('.html')}", soft_wrap=True)
 
 
-new = typer.Typer(help="Write the files of something new.")
+new = typer.Typer(help="Write the files of a new project, or of a new method.")
 
 
 @new.command("method")
 def method_files(
-    name: Annotated[str, typer.Argument(help="The name of its class, e.g. FedSAM.")],
+    name: Annotated[str, typer.Argument(help="Name of its class, e.g. FedSAM.")],
     folder: Annotated[
-        Path, typer.Option(help="Where the files go, outside a checkout of fewbytes.", metavar="DIR")
+        Path, typer.Option(help="Output folder, if it is outside a checkout of fewbytes.", metavar="DIR")
     ] = Path("."),
 ) -> None:
-    """Write a method's file, its test and its card: FedAvg under another name, to be changed."""
+    """Write the files of a new method: code, test and page. It starts as a copy of FedAvg."""
     from fewbytes.experiments.new import new_method
 
     called, paths = new_method(name, folder)
@@ -99,10 +99,10 @@ def method_files(
 
 @new.command("project")
 def project_files(
-    name: Annotated[str, typer.Argument(help="The name of its folder, e.g. my-hospitals.")],
-    folder: Annotated[Path, typer.Option(help="Where the folder goes.", metavar="DIR")] = Path("."),
+    name: Annotated[str, typer.Argument(help="Name of its folder, e.g. my-hospitals.")],
+    folder: Annotated[Path, typer.Option(help="Parent folder.", metavar="DIR")] = Path("."),
 ) -> None:
-    """Write a small tested project: own data, own model, a config, a test.
+    """Write a small project to start from: own data, own model, a config, a test.
 
     Example: `fewbytes new project my-hospitals`
     """
@@ -114,7 +114,7 @@ def project_files(
 
 
 def doctor() -> None:
-    """Tell what is installed here, and what works: extras, cores, GPU, shared memory, data."""
+    """Check what is installed and what works: extras, cores, GPU, shared memory, data."""
     from fewbytes.experiments.doctor import findings
 
     for found in findings():

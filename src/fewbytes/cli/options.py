@@ -1,4 +1,4 @@
-"""Options of the command line that follow from settings' declarations (`fewbytes.base.settings`)."""
+"""Command-line options made from the declarations of settings (`fewbytes.base.settings`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def option(name: str, default: Any, kind: Any, how: Any) -> inspect.Parameter:
 
 
 def _plain(kind: Any) -> Any:
-    """The type that the command line reads for a setting's: a number, a switch, several KEY=VALUE, else text."""
+    """The type the command line reads for a setting of this type: a number, a switch, several KEY=VALUE, or text."""
     while typing.get_origin(kind) is Annotated:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -49,7 +49,7 @@ def _plain(kind: Any) -> Any:
 def with_options(
     name: str, options: Sequence[inspect.Parameter], read: Callable[[dict[str, Any]], Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command options; as its argument `name` it gets what `read` makes of those that were named."""
+    """Give a command options; its argument `name` is what `read` returns for the given ones."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)

@@ -1,30 +1,30 @@
-"""What the commands are, by what they are for, and the page that lists them: nothing is imported for it."""
+"""The list of commands by purpose, and the help page that shows it, without any import."""
 
 COMMANDS = {
     "Run": {
-        "run": "one method; leaves a folder with the result, the models, the ledger and a report",
-        "compare": "several methods on the same clients, and which to take",
-        "plan": "what a run would cost in bytes and time, from a few real rounds",
-        "methods": "the methods; with a name, its paper, idea, cost and parameters",
+        "run": "run one method; writes a folder with the result, models, ledger and a report",
+        "compare": "run several methods on the same clients and recommend one",
+        "plan": "estimate what a run costs in bytes and time, from a few real rounds",
+        "methods": "list all methods, or show one method's paper, idea, cost and parameters",
     },
     "On real machines": {
-        "deploy": "one method on Flower's SuperLink and nodes, over TLS",
-        "node": "be the node of a client of a deployment",
+        "deploy": "run one method on Flower's SuperLink and nodes, over TLS",
+        "node": "start the node of a client of a deployment",
     },
     "After a run": {
-        "report": "write the report of one run, or one page that compares several",
-        "export": "write the model as files that run without this package",
-        "probe": "what the model knows at each depth of the image and the label",
-        "attack": "what a server could see of the clients' images, or what liars do",
-        "inspect": "what a frame holds",
+        "report": "write an HTML report of one run, or one that compares several",
+        "export": "export the model to files that work without fewbytes",
+        "probe": "measure what each layer of a trained model encodes",
+        "attack": "measure what a server could see of clients' images, or what malicious clients do",
+        "inspect": "print the contents of a message that was kept as a file",
     },
     "More": {
-        "reproduce": "a paper's table, ours beside theirs",
-        "new": "the files of a new project, or of a new method",
-        "doctor": "what is installed here, and what works",
+        "reproduce": "reproduce a paper's table, with the paper's figures beside ours",
+        "new": "write the files of a new project, or of a new method",
+        "doctor": "check what is installed and what works",
     },
 }
-"""By what they are for, the commands and a line on each."""
+"""The commands by purpose, with a line on each."""
 EXAMPLES = (
     "fewbytes run fedpurin --dataset digits --clients 10 --alpha 0.3 --rounds 5",
     "fewbytes compare fedavg fedpurin separate --dataset digits --rounds 5 --set epochs=2",

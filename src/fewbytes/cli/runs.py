@@ -1,4 +1,4 @@
-"""The commands that run: one method, several, or a few rounds of one to tell what it costs."""
+"""Commands that run methods: run, compare, plan; and the list of methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fewbytes.cli.shared import (
 )
 from fewbytes.experiments.display import console, note, printed
 
-USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs where no method is named: same models, many rounds
+USUAL = ("fedavg", "fedpurin", "separate")  # default of `compare`: same models, many rounds
 
 
 @with_settings
@@ -34,7 +34,7 @@ def run(
     settings: dict[str, Any],
     method: MethodName = None,
     out: Out = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     from_round: FromRound = None,
     allow: Allow = None,
     watch: Watch = None,
@@ -51,7 +51,7 @@ def run(
     if method is not None:
         settings["method"] = method
     if from_round is not None and resume is None:
-        raise UserError("--from-round goes back in a run: name it, --resume RUN")
+        raise UserError("--from-round needs the run to go back in: add --resume RUN")
     with standard_output_for(as_json), naming(allow, resume, settings.get("ray_address", "")):
         if resume is not None:
             settings = resumed(resume, settings, from_round)
@@ -69,21 +69,21 @@ def compare(
     methods: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names of `fewbytes methods` (default: fedavg, fedpurin, separate), or all.",
+            help="Methods to compare, or all (default: fedavg, fedpurin, separate).",
             autocompletion=method_names,
         ),
     ] = None,
     out: Out = Path("runs"),
     resume: Annotated[
-        Path | None, typer.Option(metavar="COMPARISON", help="Go on with an interrupted comparison's folder.")
+        Path | None, typer.Option(metavar="COMPARISON", help="Resume the comparison in this folder.")
     ] = None,
     allow: Allow = None,
     watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run several methods on the same clients; a table, a report of accuracy against megabytes, and which to take.
+    """Run several methods on the same clients; writes a table and a report, and recommends a method.
 
-    `all` runs every method there is on equal terms: a few minutes on the digits.
+    `all` runs every method on equal terms: a few minutes on the digits.
 
     Example: `fewbytes compare fedavg fedpurin separate --dataset digits --rounds 5 --set epochs=2`
     """
@@ -93,7 +93,7 @@ def compare(
     if "all" in names and len(names) > 1:
         raise UserError(f"all stands for every method: leave out {', '.join(n for n in names if n != 'all')}")
     if resume is not None and (methods or settings):
-        raise UserError("a comparison is gone on with as it was begun: name nothing but --resume, --allow and --watch")
+        raise UserError("a comparison resumes with its own settings: give only --resume, --allow and --watch")
     with standard_output_for(as_json), naming(allow, resume):
         folder, results = compare_methods(names, settings, out, resume, watch or ())
     print_results(folder, results, as_json)
@@ -109,12 +109,12 @@ def plan(
     settings: dict[str, Any],
     method: MethodName = None,
     uplink: Annotated[
-        str, typer.Option(help="A client's uplink, e.g. 1MB/s or, in bits, 10Mbit/s or 10Mb/s.")
+        str, typer.Option(help="Upload speed of a client, e.g. 1MB/s or, in bits, 10Mbit/s or 10Mb/s.")
     ] = "1MB/s",
-    downlink: Annotated[str | None, typer.Option(help="A client's downlink (default: as the uplink).")] = None,
+    downlink: Annotated[str | None, typer.Option(help="Download speed of a client (default: the same).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run would cost in bytes and time, from a few real rounds of a few clients.
+    """Estimate what a run costs in bytes and time, from a few real rounds of a few clients.
 
     Example: `fewbytes plan fedpurin --dataset digits --model resnet8 --clients 50 --uplink 1MB/s`
     """
@@ -139,11 +139,11 @@ def plan(
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="A method to tell all of: a name, or package.module:Class.", autocompletion=method_names),
+        typer.Argument(help="Method to describe: a name, or package.module:Class.", autocompletion=method_names),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods, or tell of one its paper, idea, cost and parameters.
+    """List all methods, or show one method's paper, idea, cost and parameters.
 
     Example: `fewbytes methods fedpurin`
     """

@@ -1,4 +1,4 @@
-"""What several commands take and do: options, an experiment's settings, whose code is imported, results printed."""
+"""Shared by several commands: options, an experiment's settings, the imports allowed, printed results."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ from fewbytes.experiments.groups import GROUPS
 if TYPE_CHECKING:
     from fewbytes.report import RunFolder
 
-NAME = "bold cyan"  # how the names of what is listed look
+NAME = "bold cyan"  # style of names in lists
 
 
 def method_names(incomplete: str) -> list[str]:
-    """For the shell: the names of our own methods that begin so."""
+    """Shell completion: names of built-in methods that start with the text."""
     files = (Path(__file__).parents[1] / "methods").glob("*.py")
     return sorted(name for file in files if (name := file.stem).startswith(incomplete) and name != "__init__")
 
 
-Out = Annotated[Path, typer.Option(help="Where run folders go.")]
+Out = Annotated[Path, typer.Option(help="Folder to create run folders in.")]
 Watch = Annotated[
     list[str] | None,
     typer.Option(
-        help="Also show the run in tensorboard, mlflow or trackio; after a colon where: a folder, a store, a project.",
+        help="Also log the run to tensorboard, mlflow or trackio, optionally :PLACE (a folder, store or project).",
         metavar="NAME[:PLACE]",
     ),
 ]
 FromRound = Annotated[
-    int | None, typer.Option(metavar="ROUND", help="With --resume: go back to after this round.", min=0)
+    int | None, typer.Option(metavar="ROUND", help="With --resume: continue after this earlier round.", min=0)
 ]
 Allow = Annotated[
     str | None,
     typer.Option(
-        help="Modules, with commas, of which code that a run's own files name may be imported (default: none).",
+        help="Comma-separated modules that a run folder may import code from (default: none).",
         metavar="LIST",
     ),
 ]
 MethodName = Annotated[
     str | None,
-    typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.", autocompletion=method_names),
+    typer.Argument(
+        help="Method: a name from `fewbytes methods`, or package.module:Class.", autocompletion=method_names
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-CONFIG = option(
-    "config", None, Path, typer.Option("-c", "--config", help="A TOML file with any of the settings below.")
-)
+CONFIG = option("config", None, Path, typer.Option("-c", "--config", help="TOML file with any of the settings below."))
 METHOD = [
     option(
         "fraction", None, float,
-        typer.Option(help="Part of the clients that takes part in a round.", rich_help_panel="Method"),
+        typer.Option(help="Fraction of clients sampled each round.", rich_help_panel="Method"),
     ),
     option(
         "parameters", None, list[str],
         typer.Option(
-            "--set", help="A field of the method (compare: or METHOD.KEY).", metavar="KEY=VALUE",
+            "--set", help="Parameter of the method (compare: or METHOD.KEY).", metavar="KEY=VALUE",
             rich_help_panel="Method",
         ),
     ),
@@ -75,7 +75,7 @@ SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in opt
 
 
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:
-    """An experiment's settings: the config file's, and over them those named on the command line."""
+    """An experiment's settings: those of the config file, overridden by the command line."""
     from fewbytes.experiments.settings import folded, read_experiment
 
     config = given.pop("config", None)
@@ -94,7 +94,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def speeds_of(place: str) -> str:
-    """Speeds as they are written, of which a file may hold one a line. Raises UserError."""
+    """Speeds as given, or read from a file with one per line. Raises UserError."""
     if not Path(place).is_file():
         return place
     try:
@@ -104,11 +104,11 @@ def speeds_of(place: str) -> str:
 
 
 with_settings = with_options("settings", SETTINGS, settings_of)
-"""Gives a command the options of an experiment; it gets the settings that were named as `settings`."""
+"""Gives a command the options of an experiment; its argument `settings` holds the given ones."""
 
 
 def print_results(folder: Path, results: Any, as_json: bool) -> None:
-    """Print what came of runs: result.json as it is, or a table and where the report is."""
+    """Print the results of runs: result.json as it is, or a table and the path of the report."""
     from fewbytes.report import read_runs
 
     if as_json:
@@ -118,7 +118,7 @@ def print_results(folder: Path, results: Any, as_json: bool) -> None:
 
 
 def show(runs: Sequence[RunFolder], page: Path) -> None:
-    """Print the table of some runs, which to take, and where their report is."""
+    """Print the table of some runs, the recommended methods, and the path of the report."""
     from fewbytes.report import caveats, choices, summary_table
 
     printed.print(summary_table(runs, printed.width))
@@ -130,24 +130,23 @@ def show(runs: Sequence[RunFolder], page: Path) -> None:
 
 @contextlib.contextmanager
 def standard_output_for(as_json: bool) -> Iterator[None]:
-    """With --json, standard output is the result's alone: what models or handlers print goes to standard error."""
+    """With --json, only the result goes to standard output; prints of models and handlers go to standard error."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
 
 
 def naming(allow: str | None, folder: Path | None, *named: str) -> contextlib.AbstractContextManager[None]:
-    """While something is made of the files in a run's folder: only code that --allow names, or was `named`, is
-    imported, and only such machines are called. Where there is no folder, all settings are the user's own. Raises
-    UserError for a folder with links out of it."""
+    """Restrict imports, and machines to call, to --allow and `named` while files of a run folder are read. Without a
+    folder all settings are the user's own. Raises UserError for a folder with links out of it."""
     if folder is None:
         return contextlib.nullcontext()
     if any((folder / name).exists() for name in ("config.toml", "comparison.json", "deployment")):
-        check_own(folder)  # any other is refused as what it is
+        check_own(folder)  # other folders are refused later, as no run folder
     return only_allowed(*(name.strip() for name in (allow or "").split(",")), *named)
 
 
 def named_values(texts: Sequence[str], option: str) -> dict[str, str]:
-    """Texts like KEY=VALUE, by key. Raises UserError for another, which names the option."""
+    """Texts like KEY=VALUE, by key. Raises UserError for another text, naming the option."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""Settings of how a data set is dealt out."""
+"""Settings of how a dataset is partitioned among clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USED_BY = {
     "main_share": ("main-category",),
     "shots": ("balanced",),
 }
-"""The partitions that use a setting that not all do."""
+"""Which partitions use a setting that others do not."""
 Classes = Annotated[Sequence[int], whole_numbers(",", "a list of class numbers, like 0,1,2")]
 Sizes = Annotated[tuple[Count, Count], whole_numbers("/", "training/test samples per client, like 500/100")]
 
@@ -27,7 +27,7 @@ Sizes = Annotated[tuple[Count, Count], whole_numbers("/", "training/test samples
 @reads_text
 @dataclass(frozen=True)
 class Partition(Group):
-    """Who the clients are, and how a data set is dealt out to them.
+    """The clients, and how a dataset is partitioned among them.
 
     >>> from fewbytes.data import Partition, federate, load_dataset
     >>> partition = Partition("pathological", clients=5, classes_per_client=2)
@@ -41,48 +41,49 @@ class Partition(Group):
 
     partition: str = setting(
         "dirichlet",
-        f"{', '.join(PARTITIONS)}, flwr:<Partitioner>, or local: data of each client's own.",
+        f"Partition: {', '.join(PARTITIONS)}, flwr:<Partitioner>, or local (each client has its own data).",
         metavar="NAME",
     )
     clients: Count = setting(10, "Number of clients.")
-    alpha: Positive = setting(0.5, "Dirichlet alpha: the smaller, the less alike the clients.")
-    classes_per_client: Count = setting(2, "For pathological.")
-    shards_per_client: Count = setting(2, "For shards.")
+    alpha: Positive = setting(0.5, "Dirichlet alpha: smaller values give more different clients.")
+    classes_per_client: Count = setting(2, "Number of classes per client (partition pathological).")
+    shards_per_client: Count = setting(2, "Number of shards per client (partition shards).")
     main_share: Share = setting(
-        0.8, "For main-category: part of a client's samples that is of its main classes.", brief=True
+        0.8, "Fraction of a client's samples from its main classes (partition main-category).", brief=True
     )
     shots: Count | None = setting(
-        None, "For balanced: training samples a client has of each class (default: all there are).", brief=True
+        None, "Training samples per class and client (partition balanced; default: all).", brief=True
     )
-    samples: Sizes | None = setting(None, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST")
+    samples: Sizes | None = setting(None, "Fixed number of samples per client, e.g. 500/100.", metavar="TRAIN/TEST")
     test: Literal["own-share", "held-classes"] = setting(
         "own-share",
-        "What a client is tested on: own-share of the test set, or held-classes, all of it of classes it holds.",
+        "Test data of a client: own-share (its share of the test set), or held-classes (all test samples of the "
+        "classes it holds).",
         metavar="NAME",
         brief=True,
     )
     partition_options: dict[str, Any] = setting(
-        {}, "An option of a flwr: partitioner.", option="--partition-option", metavar="KEY=VALUE"
+        {}, "Option of a flwr: partitioner.", option="--partition-option", metavar="KEY=VALUE"
     )
-    newcomers: Whole = setting(0, "Further clients, with classes of their own, that come later.", brief=True)
+    newcomers: Whole = setting(0, "Number of clients that join later, with other classes.", brief=True)
     arrival: Count | None = setting(
-        None, "Round the newcomers come in (default: the first of the second half).", brief=True
+        None, "Round in which newcomers join (default: the first of the second half).", brief=True
     )
     newcomers_a_round: Count | None = setting(
-        None, "How many newcomers come in that round and in each after it (default: all at once).", brief=True
+        None, "Number of newcomers that join per round (default: all at once).", brief=True
     )
     stay: bool = setting(
-        False, "Whether the other clients go on when newcomers come.", option="--stay/--leave", brief=True
+        False, "Keep or drop the other clients when newcomers join.", option="--stay/--leave", brief=True
     )
     known_classes: Classes | None = setting(
-        None, "The other clients' classes, e.g. 0,1,2 (default: half, drawn).", metavar="LIST", brief=True
+        None, "Classes of the other clients, e.g. 0,1,2 (default: a random half).", metavar="LIST", brief=True
     )
     newcomer_classes: Classes | None = setting(
-        None, "The newcomers' classes (default: the rest).", metavar="LIST", brief=True
+        None, "Classes of the newcomers (default: the rest).", metavar="LIST", brief=True
     )
 
     def __post_init__(self) -> None:
-        """Raises UserError for a partition there is not, too."""
+        """As in `Group`; raises UserError for an unknown partition, too."""
         super().__post_init__()
         name = self.partition
         if name not in (*PARTITIONS, "local") and not name.startswith("flwr:"):

@@ -1,4 +1,4 @@
-"""What there is to know of a method before one runs it: its kind, paper, idea, cost, and its parameters."""
+"""The description of a method: its kind, paper, idea, cost and parameters."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from fewbytes.experiments.settings import make_experiment, read_experiment
 from fewbytes.methods import METHODS
 
 KINDS = {
-    "one model for all": "all clients share one model, updated every round",
-    "a model for each client": "each client keeps its own model, meant for its own data",
-    "models may differ": "clients may have models of different architectures",
-    "one shot": "clients send once, or once per stage; the method sets the number of rounds",
+    "global model": "all clients share one model, updated every round",
+    "personalised models": "each client keeps its own model, meant for its own data",
+    "different architectures": "clients may have models of different architectures",
+    "one-shot": "clients send once, or once per stage; the method sets the number of rounds",
 }
 """The kinds of methods, in the order in which they are listed."""
 USUAL = {
-    "fraction": "part of the clients that takes part in a round",
-    "server_lr": "the server's learning rate",
-    "server_batch": "samples of a batch at the server",
-    "server_epochs": "the server's epochs a round",
-    "server_momentum": "of the server's SGD",
-    "server_weight_decay": "of the server's parameters",
-    "temperature": "by which logits are divided before a model learns from them",
-    "latent": "numbers the generator makes an image of",
-    "generator_steps": "the generator's steps for each step of the model",
+    "fraction": "fraction of clients sampled each round",
+    "server_lr": "learning rate of the server",
+    "server_batch": "batch size of the server",
+    "server_epochs": "epochs of the server per round",
+    "server_momentum": "momentum of the server's SGD",
+    "server_weight_decay": "weight decay of the server's SGD",
+    "temperature": "softmax temperature: logits are divided by it before distillation",
+    "latent": "dimension of the generator's input",
+    "generator_steps": "generator steps per model step",
     "lambda_ce": "weight of the cross-entropy of generated images",
-    "lambda_bn": "weight of how far batch normalisation's statistics are from the clients'",
-    "lambda_adv": "weight of where teacher and student disagree",
-    "lambda_oh": "weight of how sure the teacher is",
-    "lambda_act": "weight of how large the teacher's features are",
-    "lambda_tv": "weight of how rough images are",
-    "lambda_l2": "weight of how large pixels are",
+    "lambda_bn": "weight of the distance to the clients' batch-norm statistics",
+    "lambda_adv": "weight of the disagreement between teacher and student",
+    "lambda_oh": "weight of the one-hot loss, which rewards confident teachers",
+    "lambda_act": "weight of the activation loss, which rewards large features of the teacher",
+    "lambda_tv": "weight of the total variation of images",
+    "lambda_l2": "weight of the squared norm of images",
     "pixel_lr": "learning rate of the images",
-    "beta1": "how much of the mean gradient stays from round to round",
-    "beta2": "how much of the mean squared gradient stays from round to round",
-    "tau": "what keeps the server's steps from growing where gradients are small",
+    "beta1": "decay rate of the mean gradient",
+    "beta2": "decay rate of the mean squared gradient",
+    "tau": "added to the denominator of the server's steps, which bounds them for small gradients",
 }
-"""What parameters of many methods mean, where the method's own comment is but a symbol, or none."""
-_SYMBOL = 8  # characters: a comment of no more names the paper's symbol
+"""Descriptions of parameters that many methods have, for methods whose own comment is only a symbol, or missing."""
+_SYMBOL = 8  # comments of at most this many characters are the paper's symbol
 _FIELD = re.compile(r"^    (\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A hyper-parameter by its plain name: what it may be, its default, and what it means (empty: not said)."""
+    """A hyper-parameter: its name, allowed values, default and meaning (empty: undocumented)."""
 
     name: str
     kind: str
@@ -63,7 +63,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class About:
-    """A method: its kind (of KINDS), what a client sends a round, its paper, idea and cost, its parameters."""
+    """A method's kind (of KINDS), what a client sends per round, its paper, idea, cost and parameters."""
 
     name: str
     kind: str
@@ -75,7 +75,7 @@ class About:
 
 
 def about(name: str, method: type[Method]) -> About:
-    """What is known of a method, from its class and its file's docstring: paper, idea, …, cost, a paragraph each."""
+    """Describe a method, from its class and its file's docstring (paragraphs: paper, idea, …, cost)."""
     text = inspect.getdoc(inspect.getmodule(method)) or ""
     parts = [" ".join(part.split()) for part in text.split("\n\n")]
     paper, idea, *_, cost = parts if len(parts) > 2 else [*parts, "", ""]
@@ -89,8 +89,8 @@ def about(name: str, method: type[Method]) -> About:
 
 
 def payloads(frame: Path) -> dict[str, type[Any]]:
-    """The classes of payloads by name: of the method whose run a frame lies in or, of no run's frame and of a method
-    that cannot be made here, of every method, but for names that differ from method to method in their fields."""
+    """Payload classes by name, of the method whose run the frame belongs to. For other frames, and methods that cannot
+    be made here: of all methods, except names that mean different classes in different methods."""
     try:
         handlers = make_experiment(read_experiment(frame.absolute().parent.parent / "config.toml")).made().handlers()
     except UserError:
@@ -106,10 +106,10 @@ def payloads(frame: Path) -> dict[str, type[Any]]:
 
 def _kind(method: type[Method]) -> str:
     if method.promises.models_differ:
-        return "models may differ"
+        return "different architectures"
     if method().own_rounds:
-        return "one shot"
-    return "one model for all" if method.promises.headline == "global" else "a model for each client"
+        return "one-shot"
+    return "global model" if method.promises.headline == "global" else "personalised models"
 
 
 def _meaning(key: str, comment: str) -> str:
@@ -118,7 +118,7 @@ def _meaning(key: str, comment: str) -> str:
 
 
 def _meanings(method: type[Method]) -> dict[str, str]:
-    """What the comments beside the fields of a method, and of local training, say."""
+    """The comments beside the fields of a method and of local training, by field."""
     found: dict[str, str] = {}
     for each in (Local, *reversed(method.__mro__)):
         if each.__module__ != "builtins" and issubclass(each, Method | Local):
@@ -129,5 +129,5 @@ def _meanings(method: type[Method]) -> dict[str, str]:
 def _source(kind: type) -> str:
     try:
         return inspect.getsource(kind)
-    except OSError:  # it was made in no file
+    except OSError:  # a class without a file
         return ""

@@ -1,4 +1,4 @@
-"""Several methods, or all there are, on the same clients."""
+"""Comparisons: several methods, or all, on the same clients."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from fewbytes.running.rounding import unrounded
 from fewbytes.running.settings import ROUNDING
 
 TERMS: dict[str, Any] = {"model": SMALL_RESNET, "rounds": 6, "public": 100}
-"""Settings of the experiment where all methods are compared, unless they are given: a model that every method can
-train, samples for the servers that distil, which no client then has."""
+"""Defaults when all methods are compared: a model that every method can train, and public samples, taken from the
+training data, for methods that distil on the server."""
 TRAINING: dict[str, Any] = {"fraction": 1.0, "epochs": 2, "steps": 0, "lr": 0.1, "batch": 20, "momentum": 0.9}
 """Hyper-parameters of local training, for the methods that have them."""
-ASKED = "comparison.json"  # what a comparison was asked to do, in its folder
+ASKED = "comparison.json"  # the methods and settings of a comparison, in its folder
 
 
 def equal_parameters(name: str, rounds: int, training: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a method on these terms; who trains but once trains as long as the others in all."""
+    """A method's parameters on these terms; one-shot methods train for the same total number of epochs."""
     method = make_method(name, {})
     length = (training["steps"] or training["epochs"]) * (rounds if method.own_rounds else 1)
     parameters = method.quick(length).parameters
@@ -45,7 +45,7 @@ def equal_parameters(name: str, rounds: int, training: dict[str, Any]) -> dict[s
 
 
 def _training(given: dict[str, Any]) -> dict[str, Any]:
-    """TRAINING with what is given, numbers or their text, instead. Raises UserError."""
+    """TRAINING, updated with the given values, numbers or text. Raises UserError."""
     fraction, kinds = {"fraction": Share}, typing.get_type_hints(Local, include_extras=True)
     training = TRAINING | typed("local training", kinds | fraction, given)
     Local(**{key: value for key, value in training.items() if key not in fraction})  # its ranges
@@ -64,9 +64,9 @@ def _terms(names: Sequence[str], rounds: int, training: dict[str, Any]) -> str:
         if (count := method.quick(once).planned_rounds(rounds)) != method.planned_rounds(rounds)
     )
     return (
-        f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {once} {counted}), "
-        f"{fewer}and servers that generate or distil work less than in their papers; those that need samples of their "
-        f"own get {TERMS['public']} that no client then has; --rounds, --set and --public change that"
+        f"all methods use the same training: {listed}, {rounds} rounds (one-shot methods: {once} {counted}), "
+        f"{fewer}and servers that generate or distil take fewer steps than in their papers; servers that need public "
+        f"data get {TERMS['public']} training samples, held out from clients; --rounds, --set and --public change this"
     )
 
 
@@ -75,9 +75,9 @@ def compare(
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Run some methods with their own defaults, or ["all"] on equal terms, into a new folder below `out`.
 
-    The folder, and each one's result.json. One that cannot run on the task, or fails, is named and does not end the
-    rest. `resume`: the folder of an interrupted comparison (then `names` and `settings` are not heeded), to go on with.
-    `watch`: what `watcher_of` takes; each method is a run of its own there.
+    Returns the folder, and each method's result.json. A method that cannot run on the task, or fails, is reported and
+    the others still run. `resume`: the folder of an interrupted comparison, which overrides `names` and `settings`.
+    `watch`: arguments of `watcher_of`; each method is logged as a run of its own.
     """
     for text in watch:
         watcher_of(text, "")  # refused before anything is written
@@ -87,7 +87,7 @@ def compare(
     jobs = _all(settings) if names == ["all"] else _some(names, settings)
     called = [name for name, _ in jobs]
     if twice := {name for name in called if called.count(name) > 1}:
-        raise UserError(f"two of the methods are called {twice.pop()}: their results could not be told apart")
+        raise UserError(f"two of the methods are called {twice.pop()}: their results would have the same name")
     if resume is None:
         folder = new_folder(out, "compare")
         with replacing(folder / ASKED) as file:
@@ -112,28 +112,28 @@ def compare(
 
 
 class _Asked(msgspec.Struct):
-    """What a comparison was asked to do."""
+    """The methods and settings of a comparison."""
 
     methods: list[str]
     settings: dict[str, Any]
 
 
 def _asked(folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """What the comparison in a folder was asked to do. Raises UserError if there is none, or it cannot be read."""
+    """The methods and settings of the comparison in a folder. Raises UserError if it is missing or unreadable."""
     try:
         asked = msgspec.json.decode((folder / ASKED).read_bytes(), type=_Asked)
     except OSError:
         those = sorted(path.parent for path in folder.glob(f"*/{ASKED}"))
         such = f"; resume one of those in it, such as {those[-1]}" if those else ""
-        raise UserError(f"{folder} is no comparison to go on with{such}") from None
+        raise UserError(f"{folder} is not a comparison's folder{such}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{folder / ASKED} is damaged ({error}): begin the comparison anew") from None
+        raise UserError(f"{folder / ASKED} is damaged ({error}): start the comparison again") from None
     return asked.methods, asked.settings
 
 
 def _result(name: str, job: PreparedRun | str, folder: Path, watch: Sequence[str], place: str) -> dict[str, Any]:
-    """One method's result.json, from what there is of its run in the comparison's folder on, or why there is none;
-    `place`: which of all methods it is."""
+    """One method's result.json, after running or resuming it in the comparison's folder, or the reason there is none.
+    `place`: its position, as in `2 of 3`."""
     run = folder / name
     try:
         if isinstance(job, str):
@@ -148,12 +148,12 @@ def _result(name: str, job: PreparedRun | str, folder: Path, watch: Sequence[str
     except Exception as error:
         has_begun = (run / "config.toml").exists()
         status, why = "failed" if has_begun else "left out", str(error) or type(error).__name__
-        note(f"{name} {'has failed' if has_begun else 'is left out'}: {why}")
+        note(f"{name} {'failed' if has_begun else 'is left out'}: {why}")
         return {"method": name, "status": status, "why": why}
 
 
 def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
-    """Methods with their own defaults and the parameters given. Raises UserError for what is wrong with any of them."""
+    """Jobs for methods with their own defaults and the given parameters. Raises UserError if any is wrong."""
     settings = dict(settings)
     own = _per_method(names, settings.pop("parameters", {}))
     choosy = (name for name in names if method_class(name).model_for is not Method.model_for)
@@ -167,7 +167,7 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Prepare
 
 
 def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
-    """Every method on equal terms, or why there is no job for it. Raises UserError for what is wrong for all."""
+    """Jobs for every method on equal terms, or the reason there is none. Raises UserError for errors common to all."""
     dealt = settings.get("partition") != "local"  # else nothing can be held out for servers that distil
     settings = {key: value for key, value in TERMS.items() if dealt or key != "public"} | settings
     names, broken = _usable()
@@ -191,24 +191,24 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
 
 
 def _own(settings: dict[str, Any], name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The settings of one method's run: those of all, without what rounds values if none travel that can be."""
+    """The settings of one method's run: the common ones, without rounding where the method sends nothing to round."""
     method = make_method(name, {})
     for way, keys in ROUNDING.items():
         without = [key for key in keys if key in settings]
         if without and (why := unrounded(method, way)):
-            note(f"{short_name(name)}: {why}: it runs without {' and '.join(without)}")
+            note(f"{short_name(name)}: {why}; it runs without {' and '.join(without)}")
             settings = {key: value for key, value in settings.items() if key not in without}
     return {**settings, "method": name, "parameters": parameters}
 
 
 def _settled(first: PreparedRun) -> dict[str, Any]:
-    """What the first run settled for all: the model, and by which figures samples are normalised."""
+    """What the first run determined for all: the model, and the statistics that normalise samples."""
     found = first.experiment.model.written()
     return {key: found[key] for key in ("model", "normalise") if key in found}
 
 
 def _usable() -> tuple[list[str], dict[str, str]]:
-    """The names of all methods that can be had, and why others of installed packages cannot."""
+    """The names of all usable methods, and why others from installed packages cannot be used."""
     names: list[str] = []
     broken: dict[str, str] = {}
     for name in METHODS:
@@ -222,7 +222,7 @@ def _usable() -> tuple[list[str], dict[str, str]]:
 
 
 def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Parameters of each method: METHOD.KEY for one, KEY for all that have it. Raises UserError if none has."""
+    """Parameters per method: METHOD.KEY for one, KEY for all that have it. Raises UserError if none has it."""
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
     fields = {name: set(make_method(name, {}).parameters) for name in names}
     for key, value in parameters.items():
@@ -239,7 +239,7 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
 
 
 def _note_unequal_training(jobs: Sequence[PreparedRun]) -> None:
-    """Say which settings of local training differ between the methods compared."""
+    """Print which settings of local training differ between the compared methods."""
     rounds = {job: job.experiment.run.rounds for job in jobs if job.method.own_rounds}
     given = {
         job.method.method_name: a_round(job.method.parameters, rounds[job]) if job in rounds else job.method.parameters

@@ -24,125 +24,133 @@ Labels = Annotated[list[str], Text("a list", json.loads, json.dumps)]  # which m
 
 @dataclass(frozen=True)
 class DataSettings(Group):
-    """What is learnt from."""
+    """The dataset, and how its files are read."""
 
     title: ClassVar[str] = "Data"
 
     dataset: str = setting(
         "digits",
-        "digits, a folder or table under FEWBYTES_DATA, a path, package.module:function, or a name to download.",
+        "Dataset: digits, a folder or table under FEWBYTES_DATA, a path, package.module:function, or a dataset to "
+        "download.",
         metavar="NAME",
     )
     image_size: Annotated[int, Meta(ge=1, le=4096)] | None = setting(
-        None, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed).", brief=True
+        None,
+        "Resize and crop images to this many pixels a side (object detection: letter-boxed).",
+        brief=True,
     )
-    part: Share = setting(1.0, "Use only this part of the data set, e.g. 0.1, drawn by the seed.", brief=True)
+    part: Share = setting(1.0, "Fraction of the dataset to use, e.g. 0.1; sampled with the seed.", brief=True)
     public: str | Count | None = setting(
-        None, "For servers that distil: a data set, or a number of samples held out.", metavar="NAME"
+        None,
+        "Public data for methods that distil on the server: a dataset, or a number of samples to hold out.",
+        metavar="NAME",
     )
     augment: Literal["none", "crop-flip", "flip-rotate15-crop", "rotate20-flip"] = setting(
         "none",
-        "Change training images at random: none, crop-flip, flip-rotate15-crop or rotate20-flip.",
+        "Random augmentation of training images: none, crop-flip, flip-rotate15-crop or rotate20-flip.",
         metavar="NAME",
         brief=True,
     )
     backdoor: int = setting(
-        0, "Stamp a shape, by label, on the training images of the first so many clients.", brief=True
+        0, "Poison the first N clients: stamp a label-dependent shape on their training images.", brief=True
     )
     masks: bool = setting(
         False,
-        "Of boxes, learn a class for every pixel: that of the box it lies in.",
+        "Convert boxes to masks and learn segmentation.",
         option="--masks/--boxes",
         brief=True,
     )
     target: Names | None = setting(
         None,
-        "Of a table: the column to learn, or several with commas (default: target or label).",
+        "Tables only: column to predict, or several, comma-separated (default: target or label).",
         metavar="LIST",
         brief=True,
     )
     group: str | None = setting(
         None,
-        "Of a table: a column, of patients say, none of whose values is both in training and in test.",
+        "Tables only: column (e.g. a patient ID) whose rows with equal values stay together in training or test.",
         metavar="COLUMN",
         brief=True,
     )
     missing: Literal["refuse", "drop", "mean"] = setting(
         "refuse",
-        "Rows of a table with a missing value are refused, dropped, or get the column's mean.",
+        "Tables only: rows with missing values: refuse, drop, or fill in the column's mean.",
         metavar="NAME",
         brief=True,
     )
     uncertain: Literal["refuse", "zero", "one", "drop"] = setting(
         "refuse",
-        "What an uncertain label of an image, -1, is: zero, one, or its row dropped.",
+        "Uncertain image labels (-1): refuse, read as zero or one, or drop the row.",
         metavar="NAME",
         brief=True,
     )
-    leave_out: Names | None = setting(None, "Columns of a table that are not used.", metavar="LIST", brief=True)
+    leave_out: Names | None = setting(None, "Tables only: columns to ignore.", metavar="LIST", brief=True)
     columns: Names | None = setting(
-        None, "The only columns of a table to learn from (default: all).", metavar="LIST", brief=True
+        None, "Tables only: columns to learn from (default: all).", metavar="LIST", brief=True
     )
     categories: Names | None = setting(
         None,
-        "Columns of a table that hold categories, though they look like numbers or dates.",
+        "Tables only: columns that hold categories, although they look like numbers or dates.",
         metavar="LIST",
         brief=True,
     )
     missing_marks: Names | None = setting(
         None,
-        "Values that stand for a missing one (default: none at all, NA, N/A, NaN, null, None, ?, - and the point).",
+        "Tables only: values that mean missing (default: empty, NA, N/A, NaN, null, None, ?, - and a single point).",
         metavar="LIST",
         brief=True,
     )
     limits: Literal["refuse", "half", "value", "missing"] = setting(
         "refuse",
-        "Values like <0.5 in a table are refused, or become half the limit, the limit's value, or missing.",
+        "Tables only: values like <0.5: refuse, or read as half the limit, the limit's value, or missing.",
         metavar="NAME",
         brief=True,
     )
     decimal: Literal["found", "point", "comma"] = setting(
-        "found", "What separates decimals in the texts of tables: point or comma.", metavar="NAME", brief=True
+        "found", "Decimal separator in text tables: point or comma (default: detected).", metavar="NAME", brief=True
     )
     date_order: Literal["found", "day-first", "month-first"] = setting(
-        "found", "How dates like 02/03/2024 are written: day-first or month-first.", metavar="NAME", brief=True
+        "found",
+        "Order of dates like 02/03/2024: day-first or month-first (default: detected).",
+        metavar="NAME",
+        brief=True,
     )
     encoding: str | None = setting(
-        None, "Encoding of CSV files, like windows-1252 (default: found).", metavar="NAME", brief=True
+        None, "Encoding of CSV files, e.g. windows-1252 (default: detected).", metavar="NAME", brief=True
     )
     separator: str | None = setting(
-        None, "What separates columns of CSV files, or tab (default: found).", metavar="MARK", brief=True
+        None, "Column separator of CSV files: a character, or tab (default: detected).", metavar="MARK", brief=True
     )
     sheet: str | None = setting(None, "Sheet of an Excel file (default: the first).", metavar="NAME", brief=True)
     schema: Table | None = setting(
         None,
-        "Of tables: what columns mean, as `fewbytes.data.Schema` (default: read off the dataset).",
+        "Tables only: meaning of the columns, as `fewbytes.data.Schema` (default: read from the dataset).",
         option=None,
         brief=True,
     )
     text: str | None = setting(
         None,
-        "Of a table: its column of text, of which the next tokens are learnt, or with target the class.",
+        "Tables only: text column; the model learns to predict the next token, or with --target the class.",
         metavar="COLUMN",
         brief=True,
     )
-    length: Count = setting(128, "Of text: tokens a sample.", brief=True)
+    length: Count = setting(128, "Text only: tokens per sample.", brief=True)
     tokenizer: str | None = setting(
         None,
-        "Of text: a folder with a tokenizer, or a name on the hub (default: that of the hf: model).",
+        "Text only: folder with a tokenizer, or its name on the hub (default: that of the hf: model).",
         metavar="NAME",
         brief=True,
     )
     client_data: str | None = setting(
         None,
-        "For partition local: a folder with a data set for each client, or package.module:function of a client "
-        "(default: DATASET on each node).",
+        "With --partition local: a folder with one dataset per client, or a package.module:function that takes a "
+        "client's number (default: DATASET on each node).",
         metavar="PLACE",
         brief=True,
     )
     class_names: Labels | None = setting(
         None,
-        "For partition local: the classes in label order (default: those of the server's data set).",
+        "With partition local: the classes in label order (default: those of the server's dataset).",
         option=None,
         brief=True,
     )
@@ -150,20 +158,19 @@ class DataSettings(Group):
 
 @dataclass(frozen=True)
 class LearningSettings(Group):
-    """What is learnt of the data, and how good it is."""
+    """The loss and the metrics."""
 
     title: ClassVar[str] = "Learning"
 
     metrics: Names | None = setting(
         None,
-        "What models are scored by, e.g. auc,f1; tables go by the first (default: accuracy, mae, iou, … by what "
-        "is learnt).",
+        "Metrics, e.g. auc,f1; result tables use the first (default: accuracy, mae, iou, … depending on the task).",
         metavar="LIST",
         brief=True,
     )
     class_weights: ClassWeights | None = setting(
         None,
-        "Of each class in the loss, e.g. 1,5,1; balanced: by how often a client has it.",
+        "Weight of each class in the loss, e.g. 1,5,1; balanced: by the class frequencies of each client.",
         metavar="LIST",
         brief=True,
     )
@@ -171,58 +178,56 @@ class LearningSettings(Group):
 
 @dataclass(frozen=True)
 class ModelSettings(Group):
-    """What is trained, and on what."""
+    """The model, and how and on which device it is trained."""
 
     title: ClassVar[str] = "Model and training"
 
     model: str | None = setting(
         None,
-        "mlp, vgg9, resnet8:width=32, torchvision:<name>, hf:<folder or name>, package.module:callable; @512 "
-        "pools features; a+b, HtFE8 (default: by the shape of the data).",
+        "Model: mlp, vgg9, resnet8:width=32, torchvision:<name>, hf:<folder or name>, package.module:callable; "
+        "@512 pools features; a+b or HtFE8 mixes architectures (default: chosen by the shape of the data).",
         metavar="NAME",
     )
     lora: Lora | None = setting(
         None,
-        "Train adapters of this rank (rank=8,alpha=16,targets=q_proj+v_proj; default: on all layers but the "
-        "last) and, to classify, the last layer; all else stays as it is and never travels.",
+        "Train low-rank adapters (rank=8,alpha=16,targets=q_proj+v_proj; default: all layers but the last) and, "
+        "for classification, the last layer; other weights are frozen and never sent.",
         metavar="RANK",
         brief=True,
     )
     weights: str | None = setting(
         None,
-        "Pretrained weights to start from, where they fit: a .safetensors file or a state dict of torch's.",
+        "Pretrained weights to start from, where shapes match: a .safetensors file or a PyTorch state dict.",
         metavar="FILE",
         brief=True,
     )
     normalise: Normalisation | None = setting(
         None,
-        "Normalise samples inside the model: imagenet, MEAN/STD (0.5,0.5,0.5/0.25,0.25,0.25), or by the data.",
+        "Normalise samples inside the model: imagenet, MEAN/STD (0.5,0.5,0.5/0.25,0.25,0.25), or data (their own).",
         metavar="HOW",
         brief=True,
     )
     kgf: Count | None = setting(
-        None, "Generate the kernels of convolutions from so many base kernels, as Fed-KGF does.", brief=True
+        None, "Number of base kernels to generate convolution kernels from, as in Fed-KGF.", brief=True
     )
     clusters: Count | None = setting(
-        None, "Run the method in each of so many clusters of clients whose data are alike.", brief=True
+        None, "Number of clusters: group clients with similar data and run the method in each group.", brief=True
     )
     secure_aggregation: bool = setting(
         False,
-        "Have the server see only the sum of what clients send, of methods that need no more.",
+        "Show the server only the sum of the clients' messages (methods that need no more).",
         option="--secure-aggregation",
         brief=True,
     )
-    secure_range: Positive = setting(
-        64.0, "Of secure aggregation: the largest value that a client may send.", brief=True
-    )
-    seed: int = setting(0, "Same seed, same results, bit for bit.")
+    secure_range: Positive = setting(64.0, "With secure aggregation: largest value that a client may send.", brief=True)
+    seed: int = setting(0, "Random seed; the same seed gives the same results, bit for bit.")
     precision: Literal["float32", "bf16", "tf32"] = setting(
-        "float32", "float32, bf16, or a GPU's tf32.", metavar="NAME"
+        "float32", "Precision of training: float32, bf16, or tf32 (GPUs).", metavar="NAME"
     )
-    device: str = setting("cpu", "cpu or cuda.", metavar="NAME")
+    device: str = setting("cpu", "Device: cpu or cuda.", metavar="NAME")
     recalibrate: bool = setting(
         False,
-        "Score each client's own model with batch-norm statistics re-estimated on its training data.",
+        "Re-estimate batch-norm statistics on each client's training data before its own model is scored.",
         option="--recalibrate",
         brief=True,
     )
@@ -238,23 +243,23 @@ GROUPS: dict[str, type[Group]] = {
 }
 """The groups of an experiment's settings, by the fields of `fewbytes.experiments.settings.Experiment`."""
 DECLARED = {key: each for group in GROUPS.values() for key, each in group.declared().items()}
-"""Every setting by its key, but the method and what is the method's own."""
+"""All settings by key, except the method and its parameters."""
 KEYS = ("method", *DECLARED, "parameters", "fraction")
-"""What a config file may say; `fraction` stands for the method's parameter of that name."""
+"""Keys allowed in a config file; `fraction` is short for the method's parameter of that name."""
 
 
 @dataclass(frozen=True)
 class Reproducing(Group):
-    """What of a paper's table is run, and how."""
+    """Which runs of a paper's table to do, and how."""
 
-    title: ClassVar[str] = "What is run, and how"
+    title: ClassVar[str] = "Runs of the table"
 
-    rows: Names | None = setting(None, "Only these rows, with commas; FedP* is all that begin so.", metavar="LIST")
+    rows: Names | None = setting(None, "Only these rows, comma-separated; FedP* matches a prefix.", metavar="LIST")
     columns: Names | None = setting(None, "Only these columns, likewise.", metavar="LIST")
     seeds: Annotated[Sequence[str | int], NAMES] | None = setting(None, "Only these seeds, e.g. 1,2,3.", metavar="LIST")
-    until: int | None = setting(None, "Stop each run after this round for now.")
+    until: int | None = setting(None, "Pause each run after this round; the same command resumes it.")
     parameters: dict[str, str] = setting(
-        {}, "A field of the methods, or METHOD.KEY.", option="--set", metavar="KEY=VALUE"
+        {}, "Parameter of all methods, or of one (METHOD.KEY).", option="--set", metavar="KEY=VALUE"
     )
-    workers: Count | None = setting(None, "Worker processes (default: one per core).")
-    device: str = setting("cpu", "cpu or cuda.", metavar="NAME")
+    workers: Count | None = setting(None, "Number of worker processes (default: one per core).")
+    device: str = setting("cpu", "Device: cpu or cuda.", metavar="NAME")

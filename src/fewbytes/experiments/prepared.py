@@ -1,4 +1,4 @@
-"""An experiment run into a folder of its own, or gone on with there, with a live line and a report."""
+"""Runs an experiment in its own folder, or resumes it there, with a live line and a report."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from fewbytes.running.watcher import Watcher, together
 
 
 class PreparedRun:
-    """A checked experiment: its settings, method and task. Everything the user can get wrong is refused here.
+    """A checked experiment: its settings, method and task. Raises UserError for all mistakes in the settings.
 
-    `task`: what the data come to, where they are loaded already. `here`: as in `find`.
+    `task`: the task, if its data are loaded already. `here`: as in `find`.
     """
 
     def __init__(self, settings: dict[str, Any], task: Task | None = None, here: Sequence[Id] | None = None) -> None:
@@ -42,13 +42,13 @@ class PreparedRun:
         self.experiment, self.task = self.found.experiment, self.found.task
         self.method = self.experiment.made()
         picked = ", ".join(_picked(settings, self.experiment))
-        text = f"{self.method.method_name} takes {picked}, as nothing was said of it (--model, --set)"
+        text = f"{self.method.method_name} uses {picked} by default; change it with --model or --set"
         self._picked = [text] if picked else []
 
     @property
     def notes(self) -> list[str]:
-        """For people: what was picked for want of a setting, what was found in the data, and what of the models is not
-        as asked for. Raises UserError for a model that does not suit the method."""
+        """Notes for the user: chosen defaults, findings in the data, and parts of models that differ from the request.
+        Raises UserError for a model that does not suit the method."""
         task = self.method.adapted(self.task)
         return [
             *self._picked,
@@ -59,7 +59,7 @@ class PreparedRun:
         ]
 
     def check(self) -> None:
-        """Raises UserError for what a run cannot begin with, before anybody hears of it."""
+        """Raises UserError for anything a run cannot start with, before it starts."""
         Run.of(self.method, self.task, self.experiment.run, self.experiment.policy)
 
     def execute(
@@ -71,7 +71,7 @@ class PreparedRun:
         watchers: Sequence[Watcher] = (),
         from_round: int | None = None,
     ) -> dict[str, Any]:
-        """Run into a folder with a live line, `watchers` and, if `page`, a report; returns what result.json says.
+        """Run in a folder with a live line, `watchers` and, if `page`, a report; returns the content of result.json.
 
         `resume`, `from_round`: as in `Settings`.
         """
@@ -88,16 +88,16 @@ class PreparedRun:
 
 
 def _picked(settings: dict[str, Any], experiment: Experiment) -> Iterator[str]:
-    """What an experiment has that neither the settings nor the method's defaults say."""
+    """Values that come neither from the settings nor from the method's defaults."""
     if settings.get("model") is None:
         yield f"model {experiment.model.model}"
     if not settings.get("parameters"):
         usual = method_class(experiment.method).defaults()
-        yield from (f"{key} {value} (for {usual[key]})" for key, value in experiment.parameters.items())
+        yield from (f"{key} {value} (instead of {usual[key]})" for key, value in experiment.parameters.items())
 
 
 def _left_alone(task: Task) -> Iterator[str]:
-    """Which convolutions keep all their kernels where others' are generated, by the reason."""
+    """Which convolutions keep their own kernels where others are generated, by reason."""
     model = task.problem.on_cpu().first_model()
     names: dict[str, list[str]] = {}
     for name, why in left_alone(model, base).items() if (base := generated(model)) else ():
@@ -108,14 +108,14 @@ def _left_alone(task: Task) -> Iterator[str]:
 
 
 def _left_drawn(task: Task) -> Iterator[str]:
-    """What of the models is drawn although there are weights to start from."""
+    """Which tensors start from random values although pretrained weights are given."""
     if (pretrained := task.problem.pretrained) is not None:
         for client in task.problem.architectures():
             yield from pretrained.left(task.problem.on_cpu().model(client))
 
 
 def _other_tokenizers(experiment: Experiment) -> Iterator[str]:
-    """Where a tokenizer is named that is not the model's."""
+    """Notes on tokenizers that differ from the model's own."""
     place = experiment.data.tokenizer
     for name in dict.fromkeys((experiment.model.model or "").split("+")):
         if place is not None and name.startswith(PREFIX) and (text := other_tokenizer(name, place)):
@@ -129,17 +129,17 @@ def finished(folder: Path) -> bool:
     except OSError:
         return False
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{folder / 'result.json'} is damaged; remove that run's folder, and it begins anew") from None
+        raise UserError(f"{folder / 'result.json'} is damaged: remove that run's folder to start it again") from None
 
 
 def begun(folder: Path) -> bool:
-    """Whether a folder holds a run to go on with; one in which no round was finished is removed. Raises UserError if
-    another process runs in it."""
+    """Whether a folder holds a run to resume; a run without a finished round is removed. Raises UserError if another
+    process runs in it."""
     if Checkpoints(folder).rounds():
         return True
     if (folder / "config.toml").exists():
         if not (folder / "checkpoint").is_dir():
-            raise UserError(f"{folder} has lost its checkpoint: remove that folder, and the run begins anew")
+            raise UserError(f"{folder} has lost its checkpoint: remove that folder to start the run again")
         held = lock(folder / "checkpoint" / "lock")
         if held is None:
             raise UserError(f"another process is running in {folder}: wait for it, or name another --out")
@@ -149,9 +149,9 @@ def begun(folder: Path) -> bool:
 
 
 def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) -> dict[str, Any]:
-    """The settings a run folder was made with, to go on with it, from an earlier round if one is named.
+    """The settings to resume a run folder with: its own, and those `given` now that may change (`resumable`).
 
-    Raises UserError for a setting given anew that is not resumable.
+    Raises UserError for others that differ.
     """
     if not (folder / "config.toml").exists() and (runs := sorted(folder.glob("*/config.toml"))):
         raise UserError(
@@ -161,7 +161,7 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
     read_checkpoint(folder, from_round)  # refuses what is no run folder, or cannot be gone on from
     settings = read_experiment(folder / "config.toml")
     if "dataset" not in settings:
-        raise UserError(f"{folder} was made from Python: go on with fewbytes.run(..., out=..., resume=True)")
+        raise UserError(f"{folder} was made from Python: resume it with fewbytes.run(..., out=..., resume=True)")
     parameters = settings.get("parameters", {}) | given.get("parameters", {})
     made = make_experiment(settings).settings()
     for keys in ROUNDING.values():  # of one way, one takes the place of another
@@ -177,19 +177,21 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
             key = next(each for each in was if was[each] != now[each])
             was, now = was[key], now[key]
         if was != now:
-            raise UserError(f"{folder} was made with another {key} ({was!r}, not {now!r}): resume it as it was made")
+            raise UserError(
+                f"{folder} was made with another {key} ({was!r}, not {now!r}): resume it without changing {key}"
+            )
     return settings | {key: given[key] for key in free}
 
 
 def again_from(asked: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run that has done nothing yet, from the file that has them, and what is given now."""
+    """The settings of a run that has not started yet: those in its file, updated with those given now."""
     there = read_experiment(asked)
     return there | given | {"parameters": there.get("parameters", {}) | given.get("parameters", {})}
 
 
 @contextlib.contextmanager
 def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
-    """Remove the folder that was made for a run, if the run was refused before it began."""
+    """Remove the folder made for a run if the run is refused before it starts."""
     try:
         yield
     except UserError:
@@ -199,7 +201,7 @@ def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
 
 
 def new_folder(out: Path, name: str) -> Path:
-    """A new folder below `out`, named by the time and `name`. Raises UserError if none can be made."""
+    """A new folder in `out`, named by the time and `name`. Raises UserError if it cannot be made."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     with contextlib.suppress(OSError):
         make_folder(out)

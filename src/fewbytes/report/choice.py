@@ -15,17 +15,16 @@ from fewbytes.report.folder import Guess, RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.table import alike, megabytes
 
-CAVEAT = "Each is one run: another seed may change the order of those that lie close."
+CAVEAT = "Each method ran once: another seed may change the order of close results."
 TRAINING = ("rounds", "epochs", "steps", "lr", "batch", "momentum", "fraction")
-WITHIN = 0.01  # of the best score, a share, or of 1 of another: what a recommendation may fall short by to send less
-WORDS = {"personalised": "a model for each client", "global": "one model for all"}
-"""The kinds of score methods are chosen by, and what they are scores of. They do not compare with each other."""
+WITHIN = 0.01  # how far below the best score a recommendation may be; relative where the metric is no share
+WORDS = {"personalised": "personalised models", "global": "a global model"}
+"""The kinds of score that methods are chosen by, in words. Scores of different kinds are not compared."""
 
 
 class Point(NamedTuple):
-    """What a run of that label cost and reached: bytes that all clients sent, final score, negative where less of the
-    metric is better. A client's own model costs nothing where clients received nothing: local training makes it,
-    whatever is sent afterwards."""
+    """Cost and result of a run: bytes that all clients sent, and the final score (negated if lower is better). A
+    client's own model costs nothing if clients received nothing: it comes from local training."""
 
     label: str
     uplink: int
@@ -33,7 +32,7 @@ class Point(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A recommendation for one kind of score: the label of a run (None: take none), what to do, and why."""
+    """A recommendation for one kind of score: the label of a run (None: take none), the advice and its reason."""
 
     kind: str
     label: str | None
@@ -45,7 +44,7 @@ class Choice(NamedTuple):
 
 
 def front(points: Iterable[Point]) -> list[Point]:
-    """The points than which no other sends less and is as good, or is better and sends no more; by bytes."""
+    """The Pareto front: points that no other point beats in both bytes and score, sorted by bytes."""
     kept: list[Point] = []
     for point in sorted(points, key=lambda p: (p.uplink, -p.score, p.label)):
         if not kept or point.score > kept[-1].score or point[1:] == kept[-1][1:]:
@@ -54,8 +53,8 @@ def front(points: Iterable[Point]) -> list[Point]:
 
 
 def recommended(points: Iterable[Point], within: float = WITHIN) -> Point:
-    """The point of least uplink within so much of the best score: one of the front. One that costs something is more
-    than that above those that cost nothing, if there are any."""
+    """The point with the fewest bytes whose score is `within` of the best. A point that costs bytes must also exceed
+    those that cost none by more than `within`."""
     points = front(points)
     least = points[-1].score - within - 1e-9
     free = max((p.score for p in points if not p.uplink), default=-math.inf)
@@ -63,21 +62,21 @@ def recommended(points: Iterable[Point], within: float = WITHIN) -> Point:
 
 
 def choices(runs: Sequence[RunFolder]) -> list[Choice]:
-    """A recommendation for each kind of score that at least two runs have; none if the runs' data or metrics differ."""
+    """A recommendation per kind of score that at least two runs have; none if the runs' data or metrics differ."""
     return [_choice(kind, runs) for kind in _kinds(runs)]
 
 
 def caveats(runs: Sequence[RunFolder]) -> list[str]:
-    """What to bear in mind with recommendations: what differs in how the runs were trained, and by chance."""
+    """Caveats of the recommendations: differences in training, and chance."""
     found = unequal({run.label: _training(run) for run in runs})
     texts = {key: ", ".join(f"{value} ({named(who, 3)})" for value, who in of) for key, of in found.items()}
-    unlike = "; ".join(f"{key} {text}" for key, text in texts.items())
-    return [*([f"They were not trained alike, which may be all the difference: {unlike}."] if unlike else []), CAVEAT]
+    differences = "; ".join(f"{key} {text}" for key, text in texts.items())
+    trained = f"They were trained differently, which may explain the results: {differences}."
+    return [*([trained] if differences else []), CAVEAT]
 
 
 def _training(run: RunFolder) -> dict[str, Any]:
-    """A run's parameters, and the rounds that were asked for: a method may take a number of its own, a limit may have
-    ended them."""
+    """A run's parameters, and the number of rounds requested: the method may set its own, a limit may end the run."""
     result, asked = run.result or {}, tomllib.loads(run.config).get("rounds")
     parameters: dict[str, Any] = result.get("parameters", {})
     whole = result.get("status") == "done" and not result.get("ended_by")
@@ -87,13 +86,13 @@ def _training(run: RunFolder) -> dict[str, Any]:
 
 
 def a_round(parameters: Mapping[str, Any], rounds: int) -> dict[str, Any]:
-    """The parameters of a method that has rounds of its own, as if it had trained as long in all in so many."""
+    """Parameters of a method that sets its own number of rounds, its local training spread over this many."""
     lengths = {key: parameters[key] / rounds for key in ("epochs", "steps") if parameters.get(key)}
     return {**parameters, **{key: int(value) if value == int(value) else value for key, value in lengths.items()}}
 
 
 def unequal(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[Any, list[str]]]]:
-    """The settings of local training that differ between those that have them: each value, and who has it."""
+    """Settings of local training that differ between methods: each value, with the methods that use it."""
     found = {}
     for key in TRAINING:
         have = {who: own[key] for who, own in parameters.items() if own.get(key) is not None}
@@ -107,7 +106,7 @@ def unequal(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple
 def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     points = _points(kind, runs, over=False)
     over = len(_points(kind, runs, over=True))
-    rest = f"; left out, being over the budget: {over}" if over else ""
+    rest = f"; over the budget and left out: {over}" if over else ""
     none = f"For {WORDS[kind]} take no method of these"
     words = _Words(runs[0])
     if not points:
@@ -128,7 +127,7 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     own = f"{words.score(best)} {'by local training, too' if best.uplink == 0 else _cost(best)}"
     comes, near = f"comes within {words.step}", taken.score >= best.score - within - 1e-9
     if taken.score == best.score:
-        reason = f"none is {words.better}"
+        reason = f"it is the {words.best}"
     elif near:
         reason, comes = f"it is within {words.step} of the {words.best} ({best.label}, {own})", "is"
     else:
@@ -137,25 +136,25 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     if not cheaper:
         reason += ", and none sends less"
     elif max(cheaper) < best.score - within - 1e-9:
-        reason += f", and none that sends less {comes}"
+        reason += f", and no cheaper method {comes}"
     elif guess is not None and not guess.beaten(max(cheaper)):
-        reason += f", and none that sends less {comes} and is better than guessing"
+        reason += f", and no cheaper method {comes} and beats guessing"
     else:
-        reason += f", and none that sends less {comes} and is so much better than local training"
+        reason += f", and no cheaper method {comes} and is that much better than local training"
     return Choice(kind, taken.label, advice, f"{reason}{rest}")
 
 
 class _Words:
-    """How runs of a metric are compared in words."""
+    """Words for comparing runs by a metric."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self.step = "a percentage point" if run.share() else "1 %"
-        accurate = run.metric == "accuracy"
-        self.best, self.better = ("most accurate", "more accurate") if accurate else ("best", "better")
+
+        self.best = "most accurate" if run.metric == "accuracy" else "best"
 
     def score(self, point: Point) -> str:
-        """A point's score as people write it."""
+        """A point's score as text."""
         return self._run.written(abs(point.score) if not self._run.higher() else point.score)
 
 
@@ -189,19 +188,19 @@ def _points(kind: str, runs: Sequence[RunFolder], over: bool) -> list[Point]:
 
 
 def _guessing(kind: str, runs: Sequence[RunFolder]) -> Guess | None:
-    """What guessing would score, where that is known of the runs' data."""
+    """The score of guessing, if known for the runs' data."""
     return next((guess for run in runs if (guess := run.guessing(kind)) is not None), None)
 
 
 # ---- the section of the page ----
 
-FEW = 6  # runs: with more, only those on the front are named in the chart
+FEW = 6  # with more runs, the chart names only those on the Pareto front
 
 
 @dataclass(frozen=True)
 class Section:
-    """The recommendations, the chart's views, the labels on their fronts, whether there are budgets, and how many runs
-    one ended."""
+    """Recommendations, views of the chart, labels on the Pareto fronts, whether runs have budgets, and how many runs
+    reached theirs."""
 
     choices: list[Choice]
     views: dict[str, str]
@@ -214,7 +213,7 @@ class Section:
 
 
 def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
-    """What the page's section says, and its chart; nothing where there is nothing to choose between."""
+    """The report's section and its chart; None if there is nothing to choose between."""
     found = choices(runs)
     if not found:
         return None
@@ -242,7 +241,7 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
     heights = [sign * p.score for p in [*inside, *over]]
     low, high = min(heights), max(heights)
     margin = max(0.02 if runs[0].share() else 0.02 * abs(high), 0.08 * (high - low))
-    if guessing is not None and guessing > low - (high - low) / 4:  # further off it would take the others' room
+    if guessing is not None and guessing > low - (high - low) / 4:  # further off it would squeeze the rest
         low = min(low, guessing)
     bottom, top = low - margin, high + margin
     if guessing is not None and guessing >= bottom:
@@ -265,8 +264,8 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
 
 
 def _axis(sent: Sequence[int]) -> tuple[Layout, Callable[[int], float]]:
-    """The axis of uplink megabytes, logarithmic where that is wide, and where on it a number of bytes is; 0 has a
-    place on either."""
+    """The axis of uplink megabytes (logarithmic for a wide range), and the position of a byte count on it; 0 has a
+    position on both."""
     least, most = min(sent, default=1), max(sent, default=1_000_000)
     if most < 20 * least:
         return {"title": "uplink, MB", "range": [-0.1 * most / 1e6, 1.06 * most / 1e6]}, lambda count: count / 1e6
@@ -284,7 +283,7 @@ def _rule(x: list[float], y: list[float], dash: str) -> Trace:
 
 
 def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) -> Trace:
-    """A run's mark, and what it says."""
+    """A run's mark and its hover text."""
     over = ", over the budget" if run.over_budget else ""
     return {
         "type": "scatter",
@@ -298,7 +297,7 @@ def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) ->
 
 
 def _names(points: Sequence[Point]) -> dict[str, str]:
-    """What stands at marks, by the label of the first of those at one place."""
+    """Texts at marks, by the label of the first run at each position."""
     at: dict[tuple[float, float], list[str]] = {}
     for point in points:
         at.setdefault((point.uplink, point.score), []).append(point.label)
@@ -307,7 +306,7 @@ def _names(points: Sequence[Point]) -> dict[str, str]:
 
 
 def _look(index: int, point: Point, choice: Choice, above: str | None, below: str | None, over: bool) -> Trace:
-    """How a mark looks; of those on the front the name stands above the line, where no other run is."""
+    """The style of a mark; names on the Pareto front stand above the line, away from other runs."""
     name = above or below
     symbol = "star" if point.label == choice.label else pieces.symbol(index)
     return {

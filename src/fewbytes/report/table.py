@@ -20,7 +20,7 @@ from fewbytes.running.settings import ROUNDING
 
 T = TypeVar("T")
 KINDS = {
-    "global": "the one model for all, on the server's test data",
+    "global": "the global model, on the server's test data",
     "personalised": "each client's own model, trained and not yet sent, on its own test data: the mean over clients",
     "micro": "clients' own models on all their test samples together",
     "sparse": "the masked model that a client sent, on its own test data: the mean over clients",
