@@ -28,7 +28,7 @@ from fewbytes.core.trust import drift as drift_of
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.experiments.tasks import find
 from fewbytes.models.files import load_model
-from fewbytes.report.leaks import CONTROL_AUC, bears, succeeds
+from fewbytes.report.leaks import CONTROL_AUC, succeeds, withstands
 from fewbytes.report.records import Poison
 
 warnings.simplefilter("ignore")
@@ -60,7 +60,7 @@ def poisoned(rounds: int) -> list[Figure]:
         found.append(Figure(what, figure, "20 points below clean, or the test is void", succeeds(result)))
         for row in rules:
             what, figure = f"{row['rule']}, {kind}", _percent(row["accuracy"])
-            found.append(Figure(what, figure, "within 3 points of clean", bears(result, row)))
+            found.append(Figure(what, figure, "within 3 points of clean", withstands(result, row)))
     return found
 
 
@@ -80,7 +80,7 @@ def backdoored(rounds: int) -> list[Figure]:
     for row in (*rules, noisy | {"rule": f"the mean with --dp {CLIPPED}"}):
         figure = f"{_percent(row['success'])}, accuracy {_percent(row['accuracy'])}"
         goal = f"at most 15 %, accuracy within 2 points of {_percent(clean['accuracy'])}"
-        found.append(Figure(f"{row['rule']}: success", figure, goal, bears(result, row)))
+        found.append(Figure(f"{row['rule']}: success", figure, goal, withstands(result, row)))
     return found
 
 

@@ -253,7 +253,7 @@ def test_a_control_that_is_not_recognisable_makes_a_result_void(fedavg):
     assert inversion_word(24.9).startswith("Void: ")
     attack(fedavg, replace(QUICK, noise=1.0))
     page = write_report(read_runs([fedavg]), fedavg / "report.html").read_text()
-    assert "an image is made again with" in page
+    assert "an image is reconstructed with" in page
 
 
 def test_the_picture_has_originals_above_reconstructions():

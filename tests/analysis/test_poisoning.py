@@ -79,12 +79,12 @@ def test_by_the_mean_the_model_is_the_liar_s_and_by_the_median_it_is_not(run):
     assert median > clean - 0.03
     assert [row["rule"] for row in result["poisoned"]] == ["mean", "median"]
     assert len(result["liars"]) == 1
-    succeeds, bears = poison_words(result)
-    assert "By the mean the attack succeeds" in succeeds
-    assert "median bears it" in bears
+    succeeds, withstands = poison_words(result)
+    assert "With the mean the attack succeeds" in succeeds
+    assert "median withstands it" in withstands
     page = write_report(read_runs([run]), run / "report.html").read_text()
-    assert "Lying clients" in page
-    assert bears in page
+    assert "Malicious clients" in page
+    assert withstands in page
 
 
 def test_a_backdoor_is_the_mean_s_and_not_the_median_s(run):
@@ -100,7 +100,7 @@ def test_a_control_that_does_not_succeed_makes_the_result_void(run):
     result = poison(run, Poisoning(poison="scale", factor=1.0, aggregate="median"))
     assert result["poisoned"][0]["accuracy"] == result["clean"]["accuracy"], "a factor of 1 is no lie"
     (word,) = poison_words(result)
-    assert word.startswith("Void: by the mean, accuracy")
+    assert word.startswith("Void: with the mean, accuracy")
 
 
 def test_models_of_clients_own_are_judged_by_the_honest_clients(tmp_path):

@@ -197,7 +197,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys, method
     monkeypatch.setattr(Display, "scored", interrupt)
     code, _, errors = ended(capsys, monkeypatch, tmp_path, *command)
     folder = only_run(tmp_path)
-    assert (code, f"go on with: fewbytes compare --resume {folder.relative_to(tmp_path)}" in errors) == (130, True)
+    assert (code, f"resume with: fewbytes compare --resume {folder.relative_to(tmp_path)}" in errors) == (130, True)
     assert "fedavg" in (folder / "report.html").read_text()  # of what is done
     (folder / "report.html").unlink()
     monkeypatch.setattr(Display, "scored", scored)

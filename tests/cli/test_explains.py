@@ -106,5 +106,5 @@ def test_a_new_project_passes_its_tests(tmp_path: Path) -> None:
     done = subprocess.run(tests, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout
     again = fewbytes("new", "project", "my-hospitals", cwd=tmp_path)
-    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    assert (again.returncode, "exists and is not overwritten" in again.stderr) == (2, True)
     assert fewbytes("new", "project", "my hospitals", cwd=tmp_path).returncode == 2

@@ -322,18 +322,18 @@ def test_nodes_whose_data_are_not_the_servers_are_told_of_it_where_data_are_deal
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"client_data": None}, "--client-data names a folder that holds a folder or a table"),
+        ({"client_data": None}, "partition local needs --client-data"),
         ({"client_data": "nowhere"}, "there is no folder 'nowhere'"),
         ({"clients": 4}, "holds data of 3 clients, not 4"),
-        ({"dataset": "none"}, "--dataset is what the server tests on"),
+        ({"dataset": "none"}, "--dataset is the server's test data"),
         ({"dataset": "digits"}, "it has benign, malignant, the run 0, 1, 2"),
-        ({"alpha": 0.1}, "alpha says how a data set is dealt out"),
-        ({"shards_per_client": 3}, "shards_per_client says how a data set is dealt out"),
-        ({"test": "held-classes"}, "test says how a data set is dealt out"),
-        ({"samples": "5/5"}, "samples says how a data set is dealt out"),
-        ({"newcomers": 1, "rounds": 4}, "newcomers says how a data set is dealt out"),
+        ({"alpha": 0.1}, "alpha sets how a dataset is split"),
+        ({"shards_per_client": 3}, "shards_per_client sets how a dataset is split"),
+        ({"test": "held-classes"}, "test sets how a dataset is split"),
+        ({"samples": "5/5"}, "samples sets how a dataset is split"),
+        ({"newcomers": 1, "rounds": 4}, "newcomers sets how a dataset is split"),
         ({"public": 10}, "holds nothing out"),
-        ({"partition": "iid"}, "--client-data is for clients with data of their own: add --partition local"),
+        ({"partition": "iid"}, "--client-data is for clients with their own data: add --partition local"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(places, given, words):

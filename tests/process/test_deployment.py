@@ -227,7 +227,7 @@ def test_a_registered_node_comes_online_and_a_stranger_is_refused(kind, of_kind)
         assert "Failed to activate SuperNode" in reason
         assert "Exit Code: 305" in log.read_text()
     else:  # it may yet be registered
-        assert until(lambda: "does not take this node yet: this node is not registered there" in log.read_text())
+        assert until(lambda: "does not accept this node yet: this node is not registered there" in log.read_text())
         assert deployment.ended() == []
     with sqlite3.connect(f"file:{running.folder}/superlink.db?mode=ro", uri=True) as database:
         assert database.execute("select name, status from node").fetchall() == [("hospital-a", "online")]

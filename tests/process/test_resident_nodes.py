@@ -181,7 +181,7 @@ def test_nodes_wait_for_everything_and_outlive_their_superlink(tmp_path):
         with left_to_itself(process):
             assert until(lambda: place.said("waiting: the SuperLink .* does not answer"))
             flower.start_superlink()
-            assert until(lambda: place.said("waiting: .* does not take this node yet: this node is not registered"))
+            assert until(lambda: place.said("waiting: .* does not accept this node yet: this node is not registered"))
             flower.register(["client-0", "client-1"])
             assert until(lambda: place.said("connected to")), place.log.read_text()
             flower.submit(flower.folder / "app")
@@ -237,5 +237,5 @@ def test_who_is_not_what_it_should_be_is_told_in_one_line(tmp_path):
         assert until(ours.ended)
         ((name, code, why),) = ours.ended()
         assert (name, code) == ("client-0", 2)
-        assert re.search(r"the SuperLink at \S+ is not who ca says: ", why)
+        assert re.search(r"the SuperLink at \S+ does not match ca: ", why)
         assert "Traceback" not in (ours.folder / "logs" / "client-0.log").read_text()

@@ -105,7 +105,7 @@ def test_a_site_that_is_not_fit_hears_so_at_once_and_the_same_folders_serve_once
         assert not holding(MARK, run)
         host(run, "north", stack)
         assert server.wait(timeout=PATIENCE) == 2
-        assert f"go on with: fewbytes deploy --resume {run}" in said.read_text()
+        assert f"resume with: fewbytes deploy --resume {run}" in said.read_text()
         assert not (run / "checkpoint" / "round-0.state").exists()
 
         table(tmp_path / MARK / "south.csv", 60, patient=MARK)
@@ -118,7 +118,7 @@ def test_a_site_that_is_not_fit_hears_so_at_once_and_the_same_folders_serve_once
     assert MARK not in said.read_text()
     assert MARK in (tmp_path / "south.log").read_text()  # which has the file, the row and the value
     assert "the data of client 1 are " in (tmp_path / "south.log").read_text()
-    assert "if the run is over, Ctrl-C ends this node" in (tmp_path / "north.log").read_text()
+    assert "If the run has finished, press Ctrl-C" in (tmp_path / "north.log").read_text()
 
 
 def test_a_server_that_was_stopped_as_it_waited_goes_on_with_what_is_said_anew(tmp_path, sites):
@@ -130,7 +130,7 @@ def test_a_server_that_was_stopped_as_it_waited_goes_on_with_what_is_said_anew(t
         assert "another deployment is running there: stop it" in (tmp_path / "second.log").read_text()
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=PATIENCE) == 130
-        assert f"interrupted; go on with: fewbytes deploy --resume {run.relative_to(tmp_path)}" in said.read_text()
+        assert f"interrupted; resume with: fewbytes deploy --resume {run.relative_to(tmp_path)}" in said.read_text()
 
         again = [*DEPLOY, "--resume", str(run), "--missing", "drop"]
         for kill in (True, False):

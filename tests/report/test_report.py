@@ -455,7 +455,7 @@ def test_a_killed_run_names_them_too_and_an_unfinished_step_is_in_the_ledger(tmp
     (folder / "rounds.jsonl").write_text("".join(lines[:2]), "utf-8")  # interrupted in round 3
     text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
     assert "4 of 48 exchanges ended" in text
-    assert text.count("<td>no reply within 60 s</td>") == text.count("not told: what it was part of did not end") == 2
+    assert text.count("<td>no reply within 60 s</td>") == text.count("unknown: the step was interrupted") == 2
     (folder / "ledger.parquet").unlink()
     text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
     assert re.search("<p>2 exchanges .*: 1 late, 1 rejected;", text)
@@ -610,7 +610,7 @@ def test_what_was_rounded_is_drawn_over_rounds(tmp_path: Path) -> None:
     assert (bits["x"], bits["y"], error["y"]) == (rounds, [0.5 + t for t in rounds], [0.125] * len(rounds))
     assert layout["yaxis"]["title"] == "uplink rounding error"
     assert {trace["meta"] for trace in (bits, error)} == {1}  # the second of the runs
-    assert said_below(runs) == ["uplink rounded: fedpurin to 5.00 bits a value, error 0.12"]
+    assert said_below(runs) == ["uplink rounded: fedpurin to 5.00 bits per value, error 0.12"]
     assert "fedpurin (0.5 bits)" in list(summary_table(runs).columns[0].cells)[1]
     text = write_report(runs[:1], tmp_path / "r.html").read_text("utf-8")
     assert "rounded-bits-uplink" not in charts_of(text)
@@ -619,7 +619,7 @@ def test_what_was_rounded_is_drawn_over_rounds(tmp_path: Path) -> None:
 
 def test_a_run_that_could_round_nothing_says_so(tmp_path: Path) -> None:
     runs = read_runs([make_run(tmp_path / "a", config="downlink_bits = 1.0")])
-    assert said_below(runs) == ["downlink rounded: nothing, all went in full"]
+    assert said_below(runs) == ["downlink rounded: nothing, all values were sent in full"]
 
 
 def test_what_was_reached_is_drawn_over_simulated_seconds_where_there_are_any(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_what_is_promised_and_spent_is_where_the_result_is(tmp_path, capsys):
     assert summary["noise_multiplier"] > 0
     runs = read_runs([tmp_path / "run"])
     assert badges(runs[0]) == ["epsilon 8.00 of 8"]
-    outside = "not of what else is here"
+    outside = "Not covered"
     assert outside in str(summary_table(runs).caption)
     assert outside in write_report(runs, tmp_path / "report.html").read_text()
 

@@ -113,7 +113,7 @@ def test_whatever_a_loss_of_power_takes_the_run_goes_on_from_the_round_before(na
             else:
                 continue
             assert read_checkpoint(run).round == 2, (path, size)
-        with pytest.warns(RuntimeWarning, match=r"round-3\.unsynced is damaged: the run goes on from round 2"):
+        with pytest.warns(RuntimeWarning, match=r"round-3\.unsynced is damaged: the run resumes after round 2"):
             fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=run, workers=1, resume=True)
         assert fingerprint(run) == uninterrupted(name)
         assert not any(left.endswith("unsynced") for left in names(run))

@@ -119,4 +119,4 @@ def doctor() -> None:
 
     for found in findings():
         line = Text.assemble((f"{found.about:<16}", NAME), found.words)
-        printed.print(line if not found.mend else line + Text(f": {found.mend}", "yellow"), soft_wrap=True)
+        printed.print(line if not found.fix else line + Text(f": {found.fix}", "yellow"), soft_wrap=True)

@@ -1,13 +1,12 @@
-"""The Flower app of any experiment: `server` and `client`, made of the settings in the run config.
+"""The Flower app of any experiment: `server` and `client`, configured by the run config.
 
-The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), the method's own as
-`parameters.<name>`, besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`,
-`from_round`, and `names` (the registered names of the clients' nodes, in the order of the clients, with commas). A
-node's configuration may say where its own data are, `client-data`, as the setting of that name does for all, and with
-commas what the server may name besides the data sets under FEWBYTES_DATA, `allow`: modules of code, folders, names to
-download. Where Flower has no node configuration, as in its simulation, FEWBYTES_ALLOW in the environment says so. A
-server that names anything else is refused: nothing is imported, read or fetched. Of the run config a node reads the
-settings in `NODES`.
+The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), with the method's as
+`parameters.<name>`; also `out` (the run folder; default: in .fewbytes in the home directory), `resume`, `from_round`
+and `names` (the registered names of the clients' nodes, comma-separated, in the order of the clients). A node's
+configuration may set `client-data`, the place of its own data, and `allow`, a comma-separated list of what the server
+may name besides the datasets under FEWBYTES_DATA: modules of code, folders, names to download. Without a node
+configuration, as in Flower's simulation, the environment variable FEWBYTES_ALLOW is that list. Anything else that a
+server names is refused: nothing is imported, read or downloaded. A node reads only the settings in `NODES`.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ from fewbytes.running.settings import ROUNDING, Settings
 from fewbytes.running.watcher import HEARD, Passing
 
 EVENTS = "deployment/events.jsonl"
-"""Where in a run folder the server writes how it goes, for `fewbytes deploy`, if that made the folder."""
+"""The file in a run folder to which the server writes events for `fewbytes deploy`, if that made the folder."""
 
 NODES = frozenset({"method", "parameters", "fraction", "rounds", "dp"}).union(
     *ROUNDING.values(), *(GROUPS[name].declared() for name in ("data", "partition", "learning", "model"))
 )
-"""The settings that a node reads of what a server says."""
+"""The settings that a node reads from the server."""
 SERVERS = frozenset({"out", "resume", "from_round", "names", *Settings.declared(), *Policy.declared()}) - NODES
-"""Those that are the server's own: a node does not look at them, and refuses what only a simulation has."""
+"""The server's own settings, which a node ignores; it refuses those of simulations."""
 SIMULATED = frozenset({"speeds", "ray_address"})
 
 _served: dict[str, Served] = {}  # of this process, by settings and client
 
 
 def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from Flower's flat run config: dots nest, dashes are underscores, an empty text is no setting. Raises
-    UserError for a setting that is within another one's value."""
+    """Settings from Flower's flat run config: dots nest, dashes become underscores, empty texts are skipped. Raises
+    UserError for a key that is both a value and a table."""
     settings: dict[str, Any] = {}
     for key, value in config.items():
         if value != "":
@@ -60,15 +59,15 @@ def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
             for name in above:
                 place = place.setdefault(name, {})
                 if not isinstance(place, dict):
-                    raise UserError(f"the run config says {name[:40]!r} twice: as a value, and with something below it")
+                    raise UserError(f"the run config has {name[:40]!r} both as a value and as a table: keep one")
             place[last] = value
     return settings
 
 
 def _of_a_node(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what a server says the settings that a node reads. Raises UserError for one that it must not say."""
-    if strange := sorted(settings.keys() - (NODES | SERVERS - SIMULATED)):
-        raise UserError(f"the server says {strange[0][:40]!r}, which is not for it to say to a node: leave it out")
+    """The server's settings that a node reads. Raises UserError for one that a server must not send."""
+    if others := sorted(settings.keys() - (NODES | SERVERS - SIMULATED)):
+        raise UserError(f"the server sends the setting {others[0][:40]!r}, which nodes refuse: leave it out")
     return {key: value for key, value in settings.items() if key in NODES}
 
 
@@ -77,7 +76,7 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
     local = settings.get("partition") == "local"
     me = node_config.get("partition-id") if local else None
     if local and me is None:
-        raise UserError("a node with data of its own says whose they are: set its partition-id")
+        raise UserError("a node with its own data needs the number of its client: set its partition-id")
     given = str(node_config.get("allow") or os.environ.get("FEWBYTES_ALLOW", ""))
     allowed = [name.strip() for name in given.split(",")]
     if local and "client-data" in node_config:
@@ -87,7 +86,7 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
     run = json.dumps(config, sort_keys=True)
     key = json.dumps([run, me, allowed])
     if key not in _served:
-        for old in [old for old in _served if json.loads(old)[0] != run]:  # one run at a time: a node lives long
+        for old in [old for old in _served if json.loads(old)[0] != run]:  # a long-lived node keeps one run at a time
             del _served[old]
         with only_allowed(*allowed, anywhere=False):
             experiment = make_experiment(settings)
@@ -133,15 +132,15 @@ server = make_server_app(_serve_run)
 
 
 class _EventLog(Passing):
-    """Writes what happens as lines of JSON for `fewbytes deploy` to read, and a line a round to the log."""
+    """Writes events as lines of JSON for `fewbytes deploy`, and a line per round to the log."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / EVENTS
-        # kept open: what is left of a server that lost its SuperLink does not write to who goes on with the run
+        # kept open, so that a server that lost its SuperLink cannot write into a resumed run
         self._file = open(path, "a", buffering=1) if path.parent.is_dir() else None  # noqa: SIM115
 
     def close(self) -> None:
-        """No more is to come."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 

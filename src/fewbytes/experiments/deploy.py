@@ -1,4 +1,4 @@
-"""A run deployed with one command: an app written, Flower's processes started or named, the run followed to its end."""
+"""Deployments with one command: write the app, start Flower's processes or print their commands, follow the run."""
 
 from __future__ import annotations
 
@@ -31,75 +31,74 @@ from fewbytes.running.watcher import HEARD, Watcher
 
 LOOPBACK = "127.0.0.1:0"
 KINDS = ("resident", "stock")
-"""Nodes of ours, which stay warm, and Flower's SuperNodes, which start a process a message."""
-ASKED = "asked.toml"  # in the deployment's folder: the run's settings as they were given
+"""Our nodes, which stay loaded, and Flower's SuperNodes, which start a process per message."""
+ASKED = "asked.toml"  # in the deployment's folder: the run's settings as given
 PLACES = "places.json"  # in the deployment's folder: --hosts and --address
 BEGINNING = ("config.toml", "partition.json", "rounds.jsonl")
-"""What a run writes, beside its checkpoints, before it has done anything."""
-QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
-
-AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a node again, and how many there are
+"""Files that a run writes, besides checkpoints, before its first round."""
+QUIET_SECONDS = 15  # without events, after which Flower is asked for the status of the run
+AGAIN_SECONDS, TRIES = 8, 12  # between restarts of a node, and their maximum number
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a client's node is: its registered name, and whether `deploy` starts it itself."""
+    """A client's node: its registered name, and whether `deploy` starts it on this machine."""
 
     name: str
     here: bool
 
 
 def host_names(hosts: str) -> list[str]:
-    """The names in a list with commas. Raises UserError if there is none, or one stands twice."""
+    """The names in a comma-separated list. Raises UserError if there is none, or one occurs twice."""
     names = [name.strip() for name in hosts.split(",") if name.strip()]
     twice = next((name for name in names if names.count(name) > 1), None)
     if not names or twice:
-        raise UserError(f"--hosts names {twice!r} twice" if twice else "--hosts names no node: give names with commas")
+        raise UserError(f"--hosts names {twice!r} twice" if twice else "--hosts is empty: give comma-separated names")
     return names
 
 
 def remembered(
     folder: Path, hosts: str | None, address: str | None, node: str | None
 ) -> tuple[str | None, str | None, str]:
-    """Where a deployment's nodes are, and of which kind: `--hosts`, `--address` and `--node` as they were first given.
+    """`--hosts`, `--address` and `--node` of a deployment, as first given.
 
-    Raises UserError if they are given anew and differ: nothing is trained elsewhere than it was begun.
+    Raises UserError if they are given again and differ: a run resumes on the same nodes.
     """
     try:
         there = json.loads((folder / "deployment" / PLACES).read_bytes())
     except (OSError, ValueError):
         raise UserError(f"{folder} is not the folder of a deployment (it has no deployment/{PLACES})") from None
-    there.setdefault("node", "stock")  # before there was another
+    there.setdefault("node", "stock")  # the only kind of older versions
     for name, given in (("hosts", hosts), ("address", address), ("node", node)):
         if given is not None and given != there[name]:
             raise UserError(
-                f"{folder} was deployed with --{name} {there[name]}, not {given}: resume it as it was begun"
+                f"{folder} was deployed with --{name} {there[name]}, not {given}: resume it without changing that"
             )
     return there["hosts"], there["address"], there["node"]
 
 
 def not_begun(folder: Path) -> Path | None:
-    """What was asked of a deployment that ended before its run had done anything, as a config, if a folder is of one:
-    it begins anew there, with the keys and certificates that hosts have."""
+    """The config of a deployment that ended before its run's first checkpoint, else None. Such a run starts again in
+    its folder, with the keys and certificates that hosts have."""
     asked = folder / "deployment" / ASKED
     return asked if asked.is_file() and not Checkpoints(folder).rounds() else None
 
 
 def places(experiment: Experiment, hosts: str | None) -> list[Place]:
-    """A node a client: on the hosts of a list with commas, or all on this machine. Raises UserError."""
+    """A node per client: on comma-separated hosts, or all on this machine. Raises UserError."""
     count = experiment.partition.clients + experiment.partition.newcomers
     if hosts is None:
         return [Place(f"client-{i}", True) for i in range(count)]
     names = host_names(hosts)
     if len(names) != count:
-        raise UserError(f"--hosts takes a name for each of the run's {count} clients, with commas, not {len(names)}")
+        raise UserError(f"--hosts needs a name for each of the run's {count} clients, not {len(names)}")
     return [Place(name, False) for name in names]
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a run: a place for each client, the `address`, host:port, where they reach the SuperLink, and of
-    which of KINDS they are. Raises UserError for what the user got wrong."""
+    """The nodes of a run: a place per client, the `address` (host:port) of the SuperLink, and their kind (of KINDS).
+    Raises UserError for invalid values."""
 
     places: Sequence[Place]
     address: str = LOOPBACK
@@ -116,12 +115,12 @@ class Nodes:
 
     @property
     def remote(self) -> bool:
-        """Whether any is on another host."""
+        """Whether any node is on another host."""
         return not all(place.here for place in self.places)
 
     @property
     def listen(self) -> str:
-        """Where the SuperLink listens."""
+        """The address on which the SuperLink listens."""
         return f"0.0.0.0:{self.address.rpartition(':')[2]}" if self.remote else self.address
 
 
@@ -147,28 +146,28 @@ class Deployment:
         self.folder = self.out / "deployment"
         resident = nodes.kind == "resident"
         self.processes = Processes(self.folder, nodes.listen, False, resident=resident, lasting=self.remote)
-        self._again: dict[str, tuple[int, float]] = {}  # nodes that ended: attempts so far, not before
+        self._again: dict[str, tuple[int, float]] = {}  # nodes that ended: attempts so far, earliest next one
         host = nodes.address.rpartition(":")[0]
         self.host = host.strip("[]")
         self.address = f"{host}:{self.processes.address.rpartition(':')[2]}"
 
     def prepare(self) -> None:
-        """Write everything and start nothing."""
+        """Write all files, and start nothing."""
         with self.processes:
             self._write()
 
     def _write(self) -> None:
-        """The app, the certificates, a folder for each node on another host; nothing of a stopped run's SuperLink."""
+        """Write the app, the certificates and a folder per remote node; remove the state of an earlier SuperLink."""
         self._end_server()
         if not self.resume:
-            if (self.folder / ASKED).exists():  # of a run that had done nothing
+            if (self.folder / ASKED).exists():  # an earlier run without a checkpoint
                 shutil.rmtree(self.out / "checkpoint", ignore_errors=True)
                 for name in BEGINNING:
                     (self.out / name).unlink(missing_ok=True)
             with replacing(self.folder / ASKED) as file:
                 file.write(self._asked.encode())
         (self.out / EVENTS).unlink(missing_ok=True)
-        if not self.remote:  # a new SuperLink: an old one takes its nodes for connected for a minute more
+        if not self.remote:  # a new SuperLink: the old one considers its nodes connected for another minute
             for name in (*files.DATABASE_FILES, "nodes.json"):
                 (self.folder / name).unlink(missing_ok=True)
         self._write_app()
@@ -184,19 +183,19 @@ class Deployment:
         make_all_durable(self.folder)
 
     def _end_server(self) -> None:
-        """End what is left of a deployment that was killed: its server outlives it while it looks for its SuperLink.
+        """End the server of a killed deployment, which survives while it retries its SuperLink.
 
-        It has written which process it is. No other is signalled, also where that id is another's by now.
+        Its first event holds its process id. The process is killed only if it still is that server.
         """
-        with suppress(OSError, ValueError, KeyError, TypeError):  # nothing, or nothing whole, was written
+        with suppress(OSError, ValueError, KeyError, TypeError):  # no event, or half of one
             with open(self.out / EVENTS, encoding="utf-8", opener=open_plain) as file:
                 event = json.loads(file.readline())
             server = int(event["pid"]), str(event["started"])
             if programs.SERVER.encode() in Path(f"/proc/{server[0]}/cmdline").read_bytes() and server[1]:
-                send(server, signal.SIGKILL)  # its checkpoints are whole
+                send(server, signal.SIGKILL)  # checkpoints are written atomically
 
     def commands(self) -> str:
-        """What to run where, for people."""
+        """The commands to run, and where."""
         home = f"{self.folder}/flower-home"
         lines = ["on this machine:", f"  export {programs.HOME}={home} {ENVIRONMENT}"]
         lines.append(f"  {shlex.join(self.processes.superlink_command())}")
@@ -210,20 +209,20 @@ class Deployment:
         return "\n".join([*lines, *self.elsewhere()])
 
     def elsewhere(self) -> list[str]:
-        """What to run on the other hosts, for people."""
+        """The commands to run on other hosts."""
         names = [place.name for place in self.nodes if not place.here]
         heading = "on each other host, with this package installed, in a copy of its folder there: sh start.sh"
         return [heading, *(f"  {self.folder}/nodes/{name}" for name in names)] if names else []
 
     def execute(self, watcher: Watcher, note: Callable[[str], None]) -> None:
-        """Start Flower, submit the run, follow it to its end. Raises what the run's server raised, in its words.
+        """Start Flower, submit the run, follow it to its end. Raises the error of the run's server.
 
-        A KeyboardInterrupt, or a SuperLink that dies, leaves the run folder ready to be resumed.
+        After a KeyboardInterrupt, or the end of the SuperLink, the run folder can be resumed.
         """
         os.environ.setdefault(MODULES, os.getcwd())
         with terminating(), self.processes:
             self._write()
-            if self.processes.resident:  # they load what they need meanwhile
+            if self.processes.resident:  # they load while the SuperLink starts
                 self._start_nodes()
             self.processes.start_superlink([self.host])
             self.processes.register([place.name for place in self.nodes])
@@ -236,7 +235,7 @@ class Deployment:
                 self._follow(number, watcher, note)
             except FewbytesError as error:
                 if (self.out / "config.toml").exists():
-                    raise type(error)(f"{error}; go on with: fewbytes deploy --resume {self.out}") from None
+                    raise type(error)(f"{error}; resume with: fewbytes deploy --resume {self.out}") from None
                 raise
 
     def _start_nodes(self) -> None:
@@ -255,13 +254,15 @@ class Deployment:
                         self.processes.check_launcher()
                     self._start_again(note, hopeless=not begun)
                     dead = dead + 1 if begun and not is_alive(server) else 0
-                    if dead > 3:  # and has written nothing more
-                        raise FewbytesError(f"the run's server has died ({self.folder / 'logs'})")
+                    if dead > 3:  # and no further event came
+                        raise FewbytesError(f"the run's server died; see {self.folder / 'logs'}")
                     if time.monotonic() > quiet and not begun:
                         quiet = time.monotonic() + QUIET_SECONDS
                         status, details = self.processes.run_status(number)
                         if status.startswith("finished"):
-                            raise FewbytesError(f"the run's server ended without a word ({status} {details})".rstrip())
+                            raise FewbytesError(
+                                f"the run's server ended without a message ({status} {details})".rstrip()
+                            )
                     continue
                 quiet = time.monotonic() + QUIET_SECONDS
                 match event.pop("event"):
@@ -272,7 +273,7 @@ class Deployment:
                         watcher.started(self.out, event["rounds"], event["done"])
                     case heard if heard in HEARD:
                         getattr(watcher, heard)(*event["what"])
-                    case "interrupted":  # whoever asked it to end politely; as if we had been asked
+                    case "interrupted":  # somebody ended the server: handle it as our own interrupt
                         raise KeyboardInterrupt
                     case "failed":
                         raise (UserError if event["mine"] else FewbytesError)(event["error"])
@@ -292,9 +293,9 @@ class Deployment:
             raise
 
     def _start_again(self, note: Callable[[str], None], hopeless: bool) -> None:
-        """Start nodes again that have ended; Flower refuses those it still takes for connected, for a minute.
+        """Restart nodes that ended; Flower refuses a node for a minute while it considers it connected.
 
-        Raises FewbytesError when none comes up at all (`hopeless`: nothing has been heard of the run).
+        Raises FewbytesError if none starts at all (`hopeless`: the run has not begun).
         """
         for ended in self.processes.ended():
             tries, when = self._again.get(ended.name, (0, 0.0))
@@ -302,18 +303,18 @@ class Deployment:
                 continue
             if not tries:
                 why = f"exit code {ended.exit_code}: {ended.reason}"
-                note(f"the node {ended.name} has ended ({why}); it is started again")
+                note(f"the node {ended.name} ended ({why}); restarting it")
             elif hopeless and tries > 2 and len(self._again) == len(self.nodes):
-                raise FewbytesError(f"no node stays up: {ended.name}: {ended.reason}")
+                raise FewbytesError(f"no node keeps running: {ended.name}: {ended.reason}")
             elif tries == TRIES:
-                note(f"the node {ended.name} does not come up: {ended.reason}")
+                note(f"the node {ended.name} does not start: {ended.reason}")
             if tries < TRIES:
                 client = [place.name for place in self.nodes].index(ended.name)
                 self.processes.start_node(ended.name, self._node_config(client))
             self._again[ended.name] = (tries + 1, time.monotonic() + AGAIN_SECONDS)
 
     def _events(self) -> Iterator[dict[str, Any] | None]:
-        """What the run's server writes, as it comes; None now and then while it writes nothing."""
+        """Events of the run's server as they arrive; None at intervals while there are none."""
         path, position = self.out / EVENTS, 0
         while True:
             text = b""
@@ -330,7 +331,11 @@ class Deployment:
 
     def _node_config(self, client: int) -> dict[str, str | int]:
         config: dict[str, str | int] = {"partition-id": client, "folder": str(self.out.parent)}
-        config |= {"tell": "labels", "max-runs": 1_000_000, "privacy-in-all": "any"}  # to their own machine
+        config |= {
+            "tell": "labels",
+            "max-runs": 1_000_000,
+            "privacy-in-all": "any",
+        }  # no limits: the server is on the same machine
         return config | allowed(self.experiment, here=True)
 
     def _write_app(self) -> None:

@@ -1,4 +1,4 @@
-"""The live line of a run, or of other long work, in the terminal."""
+"""The live line of a run, or of other long tasks, in the terminal."""
 
 from __future__ import annotations
 
@@ -24,52 +24,52 @@ if TYPE_CHECKING:
     from fewbytes.core.problem import Id
 
 PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
-"""Of consoles that print text as it is: paths, names and errors may hold [brackets] or :colons:."""
+"""Options of consoles that print text unchanged: paths, names and errors may contain [brackets] or :colons:."""
 MAIN = ("global", "personalised")
-"""The kinds of score that a live line has besides the method's own; result.json and the report have all."""
+"""The kinds of score on a live line besides the method's own; result.json and the report have all."""
 
 
 class Visible(Console):
-    """A console in which no text steers the terminal: names may be those of strangers' folders, classes or columns."""
+    """A console that escapes control characters: names of folders, classes or columns may be untrusted."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As of any console, of what is visible."""
+        """Print as any console, with control characters made visible."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
 
 console = Visible(stderr=True, **PLAIN)
-"""Where the command line talks to people."""
+"""Standard error, for progress, notes and errors."""
 printed = Visible(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100, **PLAIN)
-"""Standard output, which is for results."""
+"""Standard output, for results."""
 
 
 def note(text: str) -> None:
-    """Print something worth knowing, above the live line if there is one."""
+    """Print a note, above the live line if there is one."""
     console.print(Text.assemble(("note:", "yellow"), f" {text}"), soft_wrap=True)
 
 
 class Display(Watcher):
-    """A live line: rounds done and how long the rest will take, the score, megabytes so far; at the end what
-    result.json says. What a narrow terminal has no room for is left out, the least important first.
+    """A live line: rounds done, time left, score and megabytes so far; at the end the figures of result.json. A narrow
+    terminal shows the most important parts.
 
-    Where there is no terminal, lines now and then; of a deployment, of which logs are kept, one a round.
-    `headline`: the kind of score that comes first. `place`: of several runs, which this is, as in `2 of 3`.
+    Without a terminal it prints some of the lines; for a deployment, one per round. `headline`: the kind of score that
+    comes first. `place`: the position among several runs, as in `2 of 3`.
     """
 
     def __init__(
         self, name: str, folder: Path, command: str = "run", headline: str = "global", place: str = ""
     ) -> None:
         self._command, self._headline = command, headline
-        self._seconds: list[float] = []  # that rounds took
+        self._seconds: list[float] = []  # per round
         self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
         self._name, self._rounds, self._when = name, 0, "round"
         self._scores: dict[str, dict[str, float]] = {}
-        self._spent = ""  # of what the run promises of privacy
+        self._spent = ""  # privacy budget
         self._joined: list[Id] = []
         self._noted: set[str] = set()
         self._absent: dict[Id, str] = {}
-        self._without: set[tuple[Id, str, str]] = set()  # who was left out of the last round, and why
+        self._without: set[tuple[Id, str, str]] = set()  # clients left out of the last round, and why
         self._label = f"{name} ({place})" if place else name
         self._progress = _line()
         self._bar = self._progress.add_task(self._label, total=None, text="starting")
@@ -84,7 +84,7 @@ class Display(Watcher):
             self._show()
         self._progress.stop()
         if kind is KeyboardInterrupt:
-            console.print(f"interrupted; go on with: fewbytes {self._command} --resume {self._folder}", soft_wrap=True)
+            console.print(f"interrupted; resume with: fewbytes {self._command} --resume {self._folder}", soft_wrap=True)
 
     def waiting(self, there: int, wanted: int) -> None:
         """Show how many clients are connected."""
@@ -94,7 +94,7 @@ class Display(Watcher):
             console.print(f"{self._name}: {text}", soft_wrap=True)
 
     def awaited(self, clients: Sequence[str]) -> None:
-        """Name them."""
+        """Show their names."""
         text = f"waiting for {', '.join(clients[:3])}{f' and {len(clients) - 3} more' if len(clients) > 3 else ''}"
         self._progress.update(self._bar, text=text)
         if not console.is_terminal:
@@ -106,17 +106,17 @@ class Display(Watcher):
         self._progress.update(self._bar, total=rounds, completed=done, text=f"round {done}/{rounds}")
 
     def note(self, text: str) -> None:
-        """As `note`."""
+        """Print a note."""
         note(text)
 
     def joined(self, client: Id) -> None:
-        """Name the client with the next round."""
+        """Show the client with the next round."""
         self._joined.append(client)
         self._replies = 0
         self._progress.update(self._bar, text=f"joined: {self._joiners()}")
 
     def refused(self, client: Id, why: str) -> None:
-        """Say why, above the line."""
+        """Print the reason, above the line."""
         self._absent[client] = why
         self.note(f"client {client} cannot join: {why}")
 
@@ -133,7 +133,7 @@ class Display(Watcher):
         self._up, self._down = uplink_bytes, downlink_bytes
 
     def scored(self, row: dict[str, Any]) -> None:
-        """Show the round and its scores; say what people should know of it."""
+        """Show the round and its scores; print its notes."""
         self._replies = 0
         last = row["phase"] == "finish"
         done = self._rounds if last else row["round"]
@@ -148,14 +148,14 @@ class Display(Watcher):
                 self._noted.add(what)
         for left in row.get("left_out", []):
             client, why = left["client"], left["why"]
-            if left["outcome"] == "surplus":  # nothing went wrong
+            if left["outcome"] == "surplus":  # not a failure
                 continue
             if left["handler"] != ABSENT:
                 if (client, left["outcome"], why) not in self._without:
                     self.note(f"{when}: client {client} {left['outcome']}: {why}")
             elif self._absent.get(client) != why:
                 self._absent[client] = why
-                self.note(f"{when}, and those that come: without client {client} until that changes: {why}")
+                self.note(f"from {when} on, client {client} is left out until this changes: {why}")
         self._without = {(left["client"], left["outcome"], left["why"]) for left in row.get("left_out", [])}
         if row["scores"]:
             self._when = "after round" if last else "round"
@@ -171,7 +171,7 @@ class Display(Watcher):
             console.print(f"{self._label}: {self._text(done)}", soft_wrap=True)
 
     def stopped(self, t: int, why: str) -> None:
-        """Shorten the line, and say why."""
+        """Shorten the line, and print the reason."""
         self._rounds = t
         self._progress.update(self._bar, total=t)
         self.note(f"{self._name} ends with round {t}: {why}")
@@ -182,7 +182,7 @@ class Display(Watcher):
         self._progress.update(self._bar, text=self._text(done, room))
 
     def _text(self, done: int, room: int = 1 << 16) -> str:
-        """What there is to say in so many characters."""
+        """The text of the line, in at most `room` characters."""
         kinds = {metric: list(of) for metric, of in self._scores.items()}
         first = next(((m, k) for m, of in kinds.items() for k in of if k == self._headline), None)
         first = first or next(((m, k) for m, of in kinds.items() for k in of), None)
@@ -190,7 +190,7 @@ class Display(Watcher):
         rest = {m: {k: v for k, v in of.items() if (m, k) != first and k in MAIN} for m, of in self._scores.items()}
         named = list(self._scores) != ["accuracy"]
         left = (self._rounds - done) * statistics.median(self._seconds) if self._seconds and console.is_terminal else 0
-        parts = [  # as they stand, each with how soon it is left out
+        parts = [  # in order; higher ranks are dropped first
             (f"{self._when} {done}/{self._rounds}", 0),
             (f"client {self._replies} of this one" if self._replies else "", 4),
             (score_words(own, named), 1),
@@ -217,8 +217,8 @@ def _duration(seconds: float) -> str:
 
 
 def score_words(scores: dict[str, dict[str, float]], named: bool | None = None) -> str:
-    """Scores by metric and kind in a line; accuracy, where it is the only metric, needs no name (`named`: it has)."""
-    from fewbytes.core.known_metrics import traits  # imports torch, which is there where something was scored
+    """Scores by metric and kind in a line; accuracy as the only metric needs no name, unless `named`."""
+    from fewbytes.core.known_metrics import traits  # imports torch, which is loaded if something was scored
 
     lines = []
     for metric, kinds in scores.items():
@@ -231,7 +231,7 @@ def score_words(scores: dict[str, dict[str, float]], named: bool | None = None) 
 
 @contextmanager
 def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A live line with the time left for work of a known length; what it gives shows (steps done, steps, text)."""
+    """A live line with the time left for a task of known length; yields a function (steps done, steps, text)."""
     with _line(TimeRemainingColumn(), transient=True) as line:
         bar = line.add_task(name, total=None, text="starting")
         yield lambda done, steps, text: line.update(bar, completed=done, total=steps, text=text)

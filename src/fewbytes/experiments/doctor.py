@@ -1,4 +1,4 @@
-"""Says what is installed on this machine, and what of the package works here."""
+"""Checks what is installed on this machine, and which parts of the package work here."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ LITTLE = 256e6  # bytes of shared memory: long replies pass through it
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of what was found: of what, in words, and how to mend it where it does not work (empty: it works)."""
+    """A line of the result: its subject, the finding, and how to fix it (empty: it works)."""
 
     about: str
     words: str
-    mend: str = ""
+    fix: str = ""
 
 
 def findings() -> Iterator[Finding]:
-    """All there is to say, one after another."""
+    """All findings, one after another."""
     yield Finding("fewbytes", f"{version('fewbytes')}, Python {platform.python_version()} on {platform.system()}")
     yield Finding("torch", str(torch.__version__))
     yield _gpu()
@@ -51,20 +51,20 @@ def _gpu() -> Finding:
         why = str(error).partition("here: ")[2].removesuffix(": take cpu").split(". ")[0]
         return Finding("GPU", f"none that PyTorch can use ({why})")
     return Finding(
-        "GPU", "PyTorch can use it: --device cuda; several workers share it well under nvidia-cuda-mps-control -d"
+        "GPU", "usable by PyTorch with --device cuda; start nvidia-cuda-mps-control -d to share it among workers"
     )
 
 
 def _memory() -> Finding:
     if not SHARED.is_dir():
-        return Finding("shared memory", "no /dev/shm: replies pass through files")
+        return Finding("shared memory", "no /dev/shm: workers exchange replies through files")
     free = shutil.disk_usage(SHARED).free
-    mend = "" if free > LITTLE else "give it more (of a container: --shm-size=1g)"
-    return Finding("shared memory", f"{free / 1e6:,.0f} MB free in /dev/shm", mend)
+    fix = "" if free > LITTLE else "provide more (for a container: --shm-size=1g)"
+    return Finding("shared memory", f"{free / 1e6:,.0f} MB free in /dev/shm", fix)
 
 
 def _extras() -> Iterator[Finding]:
-    """Each extra, and which of its packages are there."""
+    """Each extra, and which of its packages are installed."""
     wanted: dict[str, list[str]] = {}
     for text in requires("fewbytes") or ():
         found = _REQUIREMENT.match(text)
@@ -81,7 +81,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _of_extra(package: str, extra: str) -> list[str]:
-    """What an extra of an installed package needs."""
+    """The packages that an extra of an installed package needs."""
     texts = requires(package) or () if _version(package) else ()
     found = filter(None, map(_REQUIREMENT.match, texts))
     return [each["name"] for each in found if each["extra"] == extra]
@@ -97,8 +97,8 @@ def _version(package: str) -> str:
 def _data() -> Finding:
     folder = os.environ.get("FEWBYTES_DATA")
     if not folder:
-        return Finding("data", "digits come with the package; FEWBYTES_DATA is not set: others are fetched")
+        return Finding("data", "digits are included; FEWBYTES_DATA is not set, so other datasets are downloaded")
     if not Path(folder).is_dir():
-        return Finding("data", f"FEWBYTES_DATA names {folder}", "there is no such folder: set it anew")
+        return Finding("data", f"FEWBYTES_DATA is {folder}", "there is no such folder: correct it")
     names = sorted(path.name for path in Path(folder).iterdir() if path.is_dir())
     return Finding("data", f"{', '.join(names) or 'nothing'} in {folder}")

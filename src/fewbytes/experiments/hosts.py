@@ -1,4 +1,4 @@
-"""What a node on another host is given: the folder that goes there, and what the server may name there."""
+"""The folder for a node on another host, and what the server may name there."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ ENVIRONMENT, STOCK_ENVIRONMENT = (
     for variables in (programs.ENVIRONMENT, programs.SUPERNODE_ENVIRONMENT)
 )
 START = """#!/bin/sh
-# The node {name}. FEWBYTES_DATA names the folder of its data sets. {about}
-# Modules of your own that the run names, a model's for instance, lie beside this file, or on PYTHONPATH.
+# The node {name}. Set FEWBYTES_DATA to the folder of its datasets. {about}
+# Put your own modules that the run names, such as a model's, beside this file or on PYTHONPATH.
 cd "$(dirname "$0")"
 export PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 export {environment}
 exec {command}
 """
-OF_CONFIGURATION = """Of data that are not dealt out
-# the server learns beforehand what tell says: sizes, labels (samples of each class), or nothing;
-# client-data (a folder, a table, or package.module:function) says where they are, if not where
-# the run says. allow names, with commas, what the server may have this node use besides data sets
-# under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here.
-# privacy-in-all (epsilon=8,delta=1e-5) is what all runs together may spend of these samples where
-# they promise privacy, by default what the first promised; max-runs how many run folders are made;
-# max-drift how far a unit of a model's first layer may have turned from the agreed first model's
-# (1: a right angle), where nothing but models is sent."""
-RESIDENT_NODE = f"What it is stands in node.toml. {OF_CONFIGURATION}"
-STOCK_NODE = f"What it is stands in its command. {OF_CONFIGURATION}"
+OF_CONFIGURATION = """With a local partition:
+# tell: what the server learns of the data before the run: sizes, labels (samples per class), or
+# nothing. client-data: place of the data (a folder, a table, or package.module:function; default:
+# as the run says). allow: comma-separated list of what the server may make this node use besides
+# the datasets under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other
+# code here. privacy-in-all (epsilon=8,delta=1e-5): privacy budget of all runs together (default:
+# what the first run promised). max-runs: maximum number of run folders. max-drift: maximum distance
+# of a unit of a model's first layer from the agreed first model's (1: a right angle), for methods
+# that send only models."""
+RESIDENT_NODE = f"Its settings are in node.toml. {OF_CONFIGURATION}"
+STOCK_NODE = f"Its settings are in the command below. {OF_CONFIGURATION}"
 UNIT = """# The node {name} as a service: copy this folder to /opt/fewbytes/{name}, set FEWBYTES_DATA below, then
 #   systemctl enable --now /opt/fewbytes/{name}/fewbytes-{name}.service
 [Unit]
@@ -57,10 +57,10 @@ RestartSec=5
 [Install]
 WantedBy=multi-user.target
 """
-CONTAINER = """# The node {name} as a container: built once, run in this folder, whose key stays out of the image.
+CONTAINER = """# The node {name} as a container: build it once, run it in this folder; the key stays out of the image.
 #   podman build -t fewbytes-node .
 #   podman run -d --restart=always -v /srv/data:/data:ro -v "$PWD":/node fewbytes-node
-# Where no index has the package: COPY a wheel of it, which `pip wheel .` makes of its source, and install that.
+# If no index has the package, COPY a wheel made by `pip wheel .` from its source, and install that.
 FROM docker.io/library/python:3.12-slim
 RUN pip install --no-cache-dir fewbytes=={version}
 ENV FEWBYTES_DATA=/data
@@ -70,8 +70,8 @@ CMD ["sh", "start.sh"]
 
 
 def write_host(processes: Processes, experiment: Experiment, client: Id, name: str, address: str) -> None:
-    """What a host needs whose node is a client's: the certificate that proves the SuperLink at that address, the node's
-    key, what the node is, and what starts it."""
+    """Write the folder for a client's node on another host: the SuperLink's certificate, the node's key, its settings,
+    and the scripts that start it."""
     folder = processes.folder / "nodes" / name
     private_folder(folder)
     for part in (f"keys/{name}", CA):
@@ -97,7 +97,7 @@ def write_host(processes: Processes, experiment: Experiment, client: Id, name: s
 
 
 def with_whole_paths(experiment: Experiment) -> Experiment:
-    """The experiment with paths that mean the same wherever a process of this machine runs."""
+    """The experiment with absolute paths, valid for processes in any working directory of this machine."""
     data, model = experiment.data, experiment.model
     whole: dict[str, Any] = {
         key: _whole(getattr(data, key)) for key in ("dataset", "public", "client_data", "tokenizer")
@@ -112,7 +112,7 @@ def with_whole_paths(experiment: Experiment) -> Experiment:
 
 
 def _whole(name: str | None) -> str | None:
-    """A path from the current folder as one from the root; what lies under FEWBYTES_DATA, or is no path, as it is."""
+    """A relative path made absolute; paths under FEWBYTES_DATA, and names that are no paths, stay unchanged."""
     if name is None or name == "digits" or name.isdecimal():
         return name
     root = os.environ.get("FEWBYTES_DATA")
@@ -122,9 +122,9 @@ def _whole(name: str | None) -> str | None:
 
 
 def allowed(experiment: Experiment, here: bool) -> dict[str, str]:
-    """What a node's configuration allows the server to name: what the user has named for this experiment.
+    """What a node's configuration allows the server to name: the names of this experiment's settings.
 
-    `here`: whether the node is on this machine, where paths are the user's.
+    `here`: whether the node is on this machine, so that paths are the user's own.
     """
     data, model = experiment.data, experiment.model
     models = [part.partition("@")[0] for part in (model.model or "").split("+")]

@@ -1,4 +1,4 @@
-"""An experiment's data: sets loaded and dealt out, or each client's own, and what servers and nodes must agree on."""
+"""Loads an experiment's data: a dataset split among clients, or each client's own; and what all nodes must agree on."""
 
 from __future__ import annotations
 
@@ -43,38 +43,38 @@ from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.normalisation import Normalisation
 
 TOKENIZER = "tokenizer (give every node the server's folder)"
-"""What its digest is called among what servers and nodes agree on."""
+"""The key of its digest in what servers and nodes must agree on."""
 OF_TABLES = (
     "target", "missing", "leave_out", "columns", "categories", "missing_marks", "limits", "decimal", "date_order",
     "encoding", "separator", "sheet", "group",
 )  # fmt: skip
-"""The settings that say how tables are read."""
+"""The settings for reading tables."""
 
 
 @dataclass
 class Loading:
-    """Loads what the settings name. What the data settle (names of classes, columns, figures of a normalisation) is
-    in `data` and `model` afterwards."""
+    """Loads the data that the settings name. Afterwards `data` and `model` hold what the data determined: class names,
+    columns, the statistics of a normalisation."""
 
     data: DataSettings
     partition: Partition
     model: ModelSettings
     cut: Any = field(default=None, init=False, repr=False)
-    """The tokenizer, once it is read."""
+    """The tokenizer, after it is read."""
     notes: list[str] = field(default_factory=list, init=False, repr=False)
-    """What was found as data were read, a line each."""
+    """Findings while reading the data, one line each."""
 
     def federated(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
-        """The data over clients, and what servers and nodes must agree on. `here`: the clients whose own data are on
-        this machine, where the partition is local; None: all. Raises UserError."""
-        return self._dealt() if self.partition.partition != "local" else self._local(here)
+        """The clients' data, and what servers and nodes must agree on. `here`: with a local partition, the clients
+        whose data are on this machine; None: all. Raises UserError."""
+        return self._split() if self.partition.partition != "local" else self._local(here)
 
-    def _dealt(self) -> tuple[FederatedData, Mapping[str, str]]:
-        """The data set dealt out, and what servers and nodes, who all do so, must agree on."""
+    def _split(self) -> tuple[FederatedData, Mapping[str, str]]:
+        """The dataset split among clients, and what servers and nodes, which all split it, must agree on."""
         how, seed = self.data, self.model.seed
         if how.client_data is not None or how.class_names is not None:
             name = "class_names" if how.client_data is None else "--client-data"
-            raise UserError(f"{name} is for clients with data of their own: add --partition local")
+            raise UserError(f"{name} is for clients with their own data: add --partition local")
         kind = "flwr:<Partitioner>" if self.partition.partition.startswith("flwr:") else self.partition.partition
         for key, users in USED_BY.items():
             if kind not in users and getattr(self.partition, key) != DECLARED[key].default:
@@ -82,7 +82,7 @@ class Loading:
                     f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
                 )
         dataset, public = self._part(self._loaded(how.dataset)), None
-        self._meaning(dataset)
+        self._keep_schema(dataset)
         agreed = self._agreed() | {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
         if self.partition.test != "own-share":
             agreed["test"] = self.partition.test
@@ -95,23 +95,23 @@ class Loading:
         return dataclasses.replace(data, public=public), agreed
 
     def _local(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
-        """Each client's own data set, as far as it is here, and what servers and nodes must agree on."""
+        """Each client's own dataset, if it is here, and what servers and nodes must agree on."""
         how, seed = self.data, self.model.seed
         for key, each in Partition.declared().items():
             if key not in ("partition", "clients") and getattr(self.partition, each.name) != each.default:
-                raise UserError(f"{key} says how a data set is dealt out, and partition local deals none: leave it out")
+                raise UserError(f"{key} sets how a dataset is split, and partition local splits none: leave it out")
         if _by_data(self.model):
             raise UserError(
-                "normalise data is of all clients' samples, which partition local leaves where they are: give imagenet "
-                "or MEAN/STD"
+                "normalise data needs all clients' samples, which partition local does not collect: give imagenet or "
+                "MEAN/STD"
             )
         if str(how.public or "").isdecimal():
-            raise UserError("partition local holds nothing out: name a data set of the server's for public")
+            raise UserError("partition local holds out no samples: give a dataset of the server's as public")
         count = self.partition.clients
         like = self._clients(here[0], alone=True) if here else _in_one_group(self._part(self._servers()))
-        self._meaning(like)  # of what clients have, too
+        self._keep_schema(like)  # the clients' tables have the same
         names = list(like.classes) if how.class_names is None else how.class_names
-        if like.learns != "tokens":  # which the tokenizer names
+        if like.learns != "tokens":  # their names come from the tokenizer
             self.data = dataclasses.replace(self.data, class_names=names)
         mine = {here[0]: like} if here else {}
         mine |= {i: self._clients(i, alone=here is not None) for i in (range(count) if here is None else here[1:])}
@@ -124,12 +124,12 @@ class Loading:
         return data, agreed | ({} if like.schema is None else {"columns": like.schema.text()})
 
     def _schema(self) -> Schema:
-        """What columns of tables mean, as far as that is known yet."""
+        """The meaning of tables' columns, as far as it is known yet."""
         how = self.data
         if how.schema is None:
             separator = {"tab": "\t", "\\t": "\t"}.get(how.separator or "", how.separator or "")
             if len(separator) > 1:
-                raise UserError(f"separator is one character, or tab, not {separator!r}")
+                raise UserError(f"separator must be one character, or tab, not {separator!r}")
             return Schema(
                 target=tuple(how.target or ()),
                 missing=how.missing,
@@ -150,10 +150,10 @@ class Loading:
         except msgspec.ValidationError as error:
             raise UserError(f"schema: {error}") from None
 
-    def _meaning(self, dataset: Dataset) -> None:
-        """Keep what the columns of the data set mean, if it is a table, for the clients' and for runs that go on.
+    def _keep_schema(self, dataset: Dataset) -> None:
+        """Keep the meaning of a table's columns, for clients' tables and for resumed runs.
 
-        Raises UserError for what is said of tables where there is none.
+        Raises UserError for settings of tables if the dataset is none.
         """
         if dataset.schema is not None:
             self.data = dataclasses.replace(self.data, schema=msgspec.to_builtins(dataset.schema))
@@ -165,10 +165,10 @@ class Loading:
             of_text = ("target", "group", "missing_marks", "encoding", "separator", "sheet")
         for key in OF_TABLES:
             if key not in of_text and getattr(self.data, key) != DECLARED[key].default:
-                raise UserError(f"{key} is for tables, and {dataset.name} is none: leave it out")
+                raise UserError(f"{key} is for tables, and {dataset.name} is not a table: leave it out")
 
     def _clients(self, client: Id, alone: bool) -> Dataset:
-        """A client's own data set."""
+        """A client's own dataset."""
         place = self._place(client, alone)
         with of_data():
             if is_function(place):
@@ -176,39 +176,39 @@ class Loading:
             return _in_one_group(self._part(self._loaded(place)))
 
     def _loaded(self, name: str, only_test: bool = False) -> Dataset:
-        """The data set called so, its boxes filled in if they are to be."""
+        """The dataset of that name, with boxes converted to masks if requested."""
         how = self.data
         if how.text is not None or (name != "digits" and not is_function(name) and holds_text(name)):
             if len(how.target or ()) > 1:
-                raise UserError("a text has one class: name one column for target")
+                raise UserError("a text has one class: give one column as target")
             label = how.target[0] if how.target else None
             return load_text(name, self._tokenizer(), how.length, how.text, label, only_test, self._schema())
         models = [each for each in (self.model.model or "").split("+") if each.startswith(PREFIX)]
         if models and holds_table(name):
             raise UserError(
-                f"{name} is a table, and {models[0]} reads text: name the column that holds it (--text COLUMN)"
+                f"{name} is a table, and {models[0]} reads text: give the column with the text (--text COLUMN)"
             )
         dataset = load_dataset(name, how.image_size, only_test, self._schema(), how.uncertain)
         if how.uncertain != "refuse" and not dataset.listed:
             raise UserError(f"uncertain is for images with a table of labels, and {name} has none: leave it out")
         if how.masks and dataset.learns != "boxes":
-            raise UserError(f"masks are made of boxes, and {name} has none")
+            raise UserError(f"masks are made from boxes, and {name} has none: leave it out")
         return masks_of_boxes(dataset) if how.masks else dataset
 
     def _tokenizer(self) -> Any:
-        """What cuts text into tokens. Raises UserError if nothing says which."""
+        """The tokenizer. Raises UserError if no setting names one."""
         model = self.model.model or ""
         place = self.data.tokenizer or (model.removeprefix(PREFIX) if model.startswith(PREFIX) else None)
         if place is None:
             raise UserError(
-                f"{self.data.dataset} holds text: say by --tokenizer, or an hf: model, what cuts it into tokens"
+                f"{self.data.dataset} holds text, and no tokenizer is given: use --tokenizer, or an hf: model"
             )
         if self.cut is None:
             self.cut = read_tokenizer(place)
         return self.cut
 
     def _agreed(self) -> dict[str, str]:
-        """What servers and nodes, who hold text, must agree on besides."""
+        """What servers and nodes with text must agree on in addition."""
         if self.cut is None:
             return {}
         return {TOKENIZER: tokenizer_digest(self.cut)}
@@ -218,14 +218,12 @@ class Loading:
         return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset
 
     def _place(self, client: Id, alone: bool) -> str:
-        """Where a client's own data set is; `alone`: other clients' are elsewhere."""
+        """The place of a client's own dataset; `alone`: other clients' are on other machines."""
         place, count = self.data.client_data, self.partition.clients
         if place is None and alone:
             return self._named_alike()
         if place is None:
-            raise UserError(
-                "with partition local, --client-data names a folder that holds a folder or a table for each client"
-            )
+            raise UserError("partition local needs --client-data, a folder with one folder or table per client")
         if is_function(place):
             return place
         folders = client_folders(place)
@@ -237,40 +235,40 @@ class Loading:
         return str(folders[client])
 
     def _named_alike(self) -> str:
-        """What is called as the server's data set on a node that does not say where its own is: a folder of its own.
+        """The default place of a node's data: the folder with the name of the server's dataset.
 
-        Raises UserError for what is the server's, too, or may be: a file, such as a table that lies on both.
+        Raises UserError for data that may be the server's own, such as a table that exists on both.
         """
         name = self.data.dataset
         if name == "digits" or table_suffix(Path(name)):
-            raise UserError(f"{name} is the server's, which tests on it, not this node's: {HOST}")
+            raise UserError(f"{name} is the server's test data, not this node's: {HOST}")
         return name
 
     def _servers(self) -> Dataset:
-        """The server's own data set, of which only the test samples are used."""
+        """The server's own dataset, of which only the test samples are used."""
         try:
             return self._loaded(self.data.dataset, only_test=True)
         except UserError as error:
             raise UserError(
-                f"{error} (with --partition local, --dataset is what the server tests on: a table, or a folder with a "
+                f"{error} (with --partition local, --dataset is the server's test data: a table, or a folder with a "
                 "test set)"
             ) from None
 
 
 def _by_data(model: ModelSettings) -> bool:
-    """Whether the data say how they are normalised."""
+    """Whether samples are normalised by their own statistics."""
     return model.normalise is not None and model.normalise.of_data
 
 
 def _in_one_group(dataset: Dataset) -> Dataset:
-    """Of texts the same in one group: the documents are each client's own, and are not dealt out."""
+    """A dataset of texts in a single group: each client has its own documents, which are not split."""
     if dataset.learns != "tokens":
         return dataset
     return dataclasses.replace(dataset, train=ungrouped(dataset.train), test=ungrouped(dataset.test), groups=None)
 
 
 def _words(dataset: Dataset) -> str:
-    """A data set in words that differ for others' labels."""
+    """A description of a dataset, which differs if labels do."""
     digest = hashlib.sha256("\n".join(dataset.classes).encode())
     for split in (dataset.train, dataset.test):
         digest.update(split.labels.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Writes the files of something new: of a method, its case for the tests and its card; of a project of one's own."""
+"""Writes the files of a new method (code, test case, page), or of a new project."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from fewbytes.base.files import replacing
 
 
 def new_method(title: str, folder: Path) -> tuple[str, list[Path]]:
-    """Write the files of a method called `title`; it runs as it is. What `fewbytes run` calls it, and the files.
+    """Write the files of a method called `title`, which runs as it is. Returns its name for `fewbytes run`, and the
+    files.
 
-    In a checkout of this project, of which `folder` is any folder, they are put where all methods' are; elsewhere into
-    `folder` itself. Raises UserError for a name that cannot be or is taken, and a file that is there already.
+    In a checkout of this project the files go where all methods' are, otherwise into `folder`. Raises UserError for a
+    name that is invalid or taken, and a file that exists.
     """
-    from fewbytes.methods import METHODS, short_name  # they need torch, and a project does not
+    from fewbytes.methods import METHODS, short_name  # needs torch, which a project does not
 
     name = short_name(title)
     if not (title.isidentifier() and title.isascii()) or keyword.iskeyword(name) or keyword.iskeyword(title):
-        raise UserError(f"{title!r} cannot be the name of a class: take letters, digits and _, such as FedSAM")
+        raise UserError(f"{title!r} cannot be the name of a class: use letters, digits and _, as in FedSAM")
     if name in METHODS:
-        raise UserError(f"there is a method {name!r} already: take another name")
+        raise UserError(f"there is a method {name!r} already: choose another name")
     if root_of(folder) is None and (name in sys.stdlib_module_names or find_spec(name) is not None):
-        raise UserError(f"there is a module {name!r} already, which {name}.py would hide: take another name")
+        raise UserError(f"there is a module {name!r} already, which {name}.py would hide: choose another name")
     class_name = title if title != name else title.capitalize()
     root = root_of(folder)
     if root is not None:
-        method, tests, card = (
+        method, tests, page = (
             root / "src/fewbytes/methods" / f"{name}.py", root / "tests/cases" / f"{name}.py",
             root / "docs/methods" / f"{name}.md",
         )  # fmt: skip
         called, beside = name, "case"
     else:
-        method, tests, card = folder / f"{name}.py", folder / f"test_{name}.py", folder / f"{name}.md"
+        method, tests, page = folder / f"{name}.py", folder / f"test_{name}.py", folder / f"{name}.md"
         called, beside = f"{name}:{class_name}", "test"
-    made = {method: "method", tests: beside, card: "card"}
+    made = {method: "method", tests: beside, page: "page"}
     for path in made:
         if path.exists():
-            raise UserError(f"{path} is there already, and nothing is written over it: take another name")
+            raise UserError(f"{path} exists and is not overwritten: choose another name")
     words = {"name": name, "class": class_name}
     words |= {"file": _within(root, method), "tests": _within(root, tests)}
     _write(made, words)
@@ -51,18 +52,16 @@ def new_method(title: str, folder: Path) -> tuple[str, list[Path]]:
 
 
 def new_project(title: str, folder: Path) -> list[Path]:
-    """Write a folder of that name with a data module, a model, a config, a test and a README; it runs as it is.
+    """Write a folder with a data module, a model, a config, a test and a README, which run as they are.
 
-    Raises UserError for a name that cannot be, and a folder that is there already.
+    Raises UserError for an invalid name, and a folder that exists.
     """
     name = title.lower().replace("-", "_")
     if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
-        raise UserError(
-            f"{title!r} cannot be the name of a project: take letters, digits, - and _, such as my-hospitals"
-        )
+        raise UserError(f"{title!r} cannot be the name of a project: use letters, digits, - and _, as in my-hospitals")
     place = folder / title
     if place.exists():
-        raise UserError(f"{place} is there already, and nothing is written over it: take another name")
+        raise UserError(f"{place} exists and is not overwritten: choose another name")
     made = {
         f"{name}_data.py": "data",
         f"{name}_model.py": "model",
@@ -76,7 +75,7 @@ def new_project(title: str, folder: Path) -> list[Path]:
 
 
 def _write(made: Mapping[Path, str], words: Mapping[str, str]) -> None:
-    """Each file by its template."""
+    """Write each file from its template."""
     for path, kind in made.items():
         template = Template((files("fewbytes.experiments") / "templates" / f"{kind}.txt").read_text("utf-8"))
         path.parent.mkdir(parents=True, exist_ok=True)

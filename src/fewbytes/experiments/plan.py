@@ -1,4 +1,4 @@
-"""What a run will cost before it is run: bytes and time over given links, from real payloads of a few clients."""
+"""Estimates what a run costs, in bytes and in time over given links, from real messages of a few clients."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from fewbytes.running.rounding import rounded
 from fewbytes.running.watcher import Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
-FEW_SPLIT = 10  # clients that data are split among for a plan of so many that they are too few
+FEW_SPLIT = 10  # number of clients to split the data among if they are too few for all
 EXCHANGE_SECONDS = 0.2
-"""What an exchange with a resident node takes besides moving and training: benchmarks/flower/exchange.py."""
+"""Overhead of an exchange with a resident node, besides transfer and training: benchmarks/flower/exchange.py."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of one client's round (bytes, seconds on this machine's core), and of the whole run.
+    """The cost of a round for one client (bytes, seconds on one core of this machine), and of the whole run.
 
-    `clients`: how many are there in a round, on average. `asked`: the rounds asked for; a budget may make them fewer.
-    `first_up`, `first_down`: bytes that a client's first rounds, and what comes before them, take beyond the later
-    ones. The last four: of a run that rounds what is sent, as in result.json.
+    `clients`: average number of clients per round. `cohort`: those sampled of them. `asked`: rounds requested; a budget
+    may allow fewer. `first_up`, `first_down`: additional bytes in a client's first rounds and before them. The last
+    four: for runs that round values, as in result.json.
     """
 
     clients: int
@@ -63,34 +63,34 @@ class Plan:
 
     @property
     def round_seconds(self) -> float:
-        """Wait, download, train, upload; clients work side by side, each on its own link."""
+        """Seconds to wait, download, train and upload; clients work in parallel, each on its own link."""
         return self.waiting_seconds + self.down / self.downlink + self.train_seconds + self.up / self.uplink
 
     @property
     def total(self) -> tuple[float, float]:
-        """Bytes of the run, up and down; who is in no cohort has no first rounds."""
+        """Bytes of the run, up and down; clients that are never sampled have no first round."""
         rounds = self.cohort * self.rounds
         beginners = self.clients * (1 - (1 - self.cohort / self.clients) ** self.rounds)
         return self.up * rounds + self.first_up * beginners, self.down * rounds + self.first_down * beginners
 
     def table(self) -> Table:
-        """The plan for the terminal."""
+        """The plan as a table for the terminal."""
         table = Table("", "uplink", "downlink", title="the plan", title_justify="left")
         mb = 1e6
         for column in table.columns[1:]:
             column.justify = "right"
         table.add_row("MB per client and round", f"{self.up / mb:.3f}", f"{self.down / mb:.3f}")
-        table.add_row("  as papers count", f"{self.nominal_up / mb:.3f}", f"{self.nominal_down / mb:.3f}")
+        table.add_row("  nominal (as papers count)", f"{self.nominal_up / mb:.3f}", f"{self.nominal_down / mb:.3f}")
         bits = self.uplink_bits_per_value, self.downlink_bits_per_value
         errors = self.uplink_rounding_error, self.downlink_rounding_error
         if bits != (None, None):
-            table.add_row("  bits a value", *("" if b is None else f"{b:.2f}" for b in bits))
-            table.add_row("  rounding error, of the squared norm", *("" if e is None else f"{e:.2g}" for e in errors))
+            table.add_row("  bits per value", *("" if b is None else f"{b:.2f}" for b in bits))
+            table.add_row("  rounding error / squared norm", *("" if e is None else f"{e:.2g}" for e in errors))
         if max(self.first_up, self.first_down) >= 0.01 * (self.up + self.down):
-            table.add_row("  more in its first", f"{self.first_up / mb:.3f}", f"{self.first_down / mb:.3f}")
+            table.add_row("  additional in the first round", f"{self.first_up / mb:.3f}", f"{self.first_down / mb:.3f}")
         table.add_row(
-            f"MB in all: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
-            + (f" (of {self.asked}, by the budget)" if self.rounds < self.asked else "")
+            f"MB in total: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
+            + (f" (of {self.asked}, limited by the budget)" if self.rounds < self.asked else "")
             + (": more than the budget" if self.over_budget else ""),
             *(f"{way / mb:,.1f}" for way in self.total),
         )
@@ -99,12 +99,12 @@ class Plan:
         )
         table.add_section()
         if self.waiting_seconds:
-            table.add_row("seconds per round that messages wait", f"{self.waiting_seconds:.2f}", "")
+            table.add_row("seconds per round of overhead", f"{self.waiting_seconds:.2f}", "")
         table.add_row("seconds per round with training", f"{self.round_seconds:.2f}", "")
-        table.add_row("hours in all", f"{self.round_seconds * self.rounds / 3600:.2f}", "")
+        table.add_row("hours in total", f"{self.round_seconds * self.rounds / 3600:.2f}", "")
         table.caption = (
             f"measured in real rounds of {self.probed} clients, each with one core of this "
-            f"machine ({self.train_seconds:.2f} s a round)"
+            f"machine ({self.train_seconds:.2f} s per round)"
         )
         return table
 
@@ -122,9 +122,9 @@ def make_plan(
 ) -> Plan:
     """Run a few real rounds on the first few clients and extrapolate; links in bytes per second.
 
-    `exchange_seconds`: what an exchange takes besides. `budget`: as in `fewbytes.run`. `rounding`: a run's
-    settings of that name (`Settings.rounding`). `clients`: how many it is for, where that are more than the task has.
-    Raises UserError for a method whose messages depend on all clients.
+    `exchange_seconds`: overhead of an exchange. `budget`: as in `fewbytes.run`. `rounding`: as `Settings.rounding`.
+    `clients`: number of clients to plan for, if the task has fewer. Raises UserError then for a method whose messages
+    depend on all clients.
     """
     fraction = method.parameters.get("fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
@@ -133,10 +133,10 @@ def make_plan(
     planned = method.planned_rounds(rounds)
     there = clients or round(fmean(len(task.problem.clients_in(t)) for t in range(1, planned + 1)))
     if clients and method.own_rounds:
-        raise UserError(f"what {method.method_name} sends depends on all clients: give it data for all of them")
+        raise UserError(f"the messages of {method.method_name} depend on all clients: give data for all of them")
     ledger, rows = _probe(probed, small, PROBED_ROUNDS, rounding, whole=False)
     seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
-    if method.own_rounds:  # what is sent may depend on the number of clients: all of them, with little to train on
+    if method.own_rounds:  # messages may depend on the number of clients: take all, with little to train on
         ledger, rows = _probe(
             method.quick(planned), _scant(task), planned, rounding, whole=method.promises.finish_exchanges
         )
@@ -172,8 +172,8 @@ def make_plan(
 
 
 def prepared_for_plan(settings: dict[str, Any]) -> tuple[PreparedRun, int | None, list[str]]:
-    """The experiment; where its data are too few for its clients, that of a few clients, how many it is for, and what
-    people should know of it."""
+    """The experiment, or if the data are too few for its clients, one with fewer clients, the number to plan for, and a
+    note about it."""
     try:
         return PreparedRun(settings), None, []
     except UserError as error:
@@ -185,11 +185,11 @@ def prepared_for_plan(settings: dict[str, Any]) -> tuple[PreparedRun, int | None
         except UserError:
             raise error from None
         why = str(error).partition(";")[0]
-        return job, clients, [f"{why}: for this plan each of {clients} clients has as many as one of {FEW_SPLIT}"]
+        return job, clients, [f"{why}: this plan assumes that each client holds 1/{FEW_SPLIT} of the data"]
 
 
 def _scant(task: Task) -> Task:
-    """The task with a client's first two training samples of each class it holds, and no test samples."""
+    """The task with two training samples per client and class, and no test samples."""
     clients = []
     for client in task.data.clients:
         labels = client.train.labels
@@ -199,15 +199,15 @@ def _scant(task: Task) -> Task:
 
 
 class _Enough(Exception):
-    """The last round that is measured is over."""
+    """Raised after the last round to measure."""
 
 
 def _probe(
     method: Method, task: Task, rounds: int, rounding: Mapping[str, Any], whole: bool
 ) -> tuple[Ledger, list[dict[str, Any]]]:
-    """The exchanges of a run, and its lines of rounds.jsonl.
+    """Run a few rounds; returns the ledger, and the lines of rounds.jsonl.
 
-    Unless `whole`, the run ends with its rounds: what methods do afterwards may take a server hours.
+    Unless `whole`, the run ends after its rounds, without the method's final step, which may take hours.
     """
 
     class Stop(Watcher):

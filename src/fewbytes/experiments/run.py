@@ -1,4 +1,4 @@
-"""A method run on a task: `fewbytes.run`, and which engine does it."""
+"""`fewbytes.run`: runs a method on a task, on the engine of the settings."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ from fewbytes.running.settings import Settings
 def run(method: Method, task: Task, *, policy: Policy | None = None, **settings: Any) -> Result:
     """Run a method on a task on this machine; returns when all rounds are done.
 
-    `policy`: how many clients must reply with finite numbers, and how long Flower waits for whom.
+    `policy`: how many clients must reply, which replies are refused, and how long Flower waits.
 
-    `settings`, by name, the fields of `fewbytes.running.settings.Settings`. Of the experiment:
+    `settings`: fields of `fewbytes.running.settings.Settings`, by name. For the experiment:
 
-    - `rounds` (20), `evaluate_every` (1): the method may have a number of rounds of its own.
-    - `budget`: most uplink bytes of the run, all clients together; it ends before a round that would exceed them.
-    - `stop_when`: ends the run where a score is reached, "global>=0.9", or none was better for so many scored rounds,
+    - `rounds` (20): number of rounds; some methods set their own. `evaluate_every` (1): rounds between evaluations.
+    - `budget`: maximum upload of all clients together, in bytes; the run ends before a round that would exceed it.
+    - `stop_when`: end the run at a score, "global>=0.9", or after a number of scored rounds without improvement,
       "patience=5".
-    - `speeds`: simulated seconds that each client takes for an exchange, "1,1,10" or "10x".
-    - `aggregate`: what the server takes in place of the mean. `dp`: what is promised of whose privacy.
-    - `uplink_bits` or `uplink_step`, `downlink_bits`: how finely clients, or the server, round what they send.
+    - `speeds`: simulated seconds per exchange and client, "1,1,10" or "10x".
+    - `aggregate`: aggregation rule instead of the mean. `dp`: differential privacy.
+    - `uplink_bits` or `uplink_step`, `downlink_bits`: rounding of uploads and downloads.
 
-    Of how it is run:
+    For its execution:
 
     - `engine`: "local", or "flower-simulation" on Ray, with the same results, bit for bit. `ray_address`: a cluster to
-      run on. `workers`: one a core.
-    - `coded` (True): lossless coding of what travels. `keep_frames`, `keep_checkpoints` (2), `save_models`: what stays.
+      run on. `workers`: number of processes (default: one per core).
+    - `coded` (True): lossless compression of messages. `keep_frames`, `keep_checkpoints` (2), `save_models`: files to
+      keep.
     - `out`: the run folder; without one, a temporary folder that lives as long as the result.
-    - `resume`: go on from the last checkpoint in `out`. `from_round`: from the one after that round, if it is kept.
-    - `durable`: a loss of power costs the run in `out` its last finished round at most.
-    - `watcher`: a `Watcher`, a function that is called with each line of rounds.jsonl, or a list of such.
+    - `resume`: resume from the last checkpoint in `out`. `from_round`: resume after that earlier round, if it is kept.
+    - `durable`: a power failure costs the run in `out` at most its last finished round.
+    - `watcher`: a `Watcher`, a function that is called with each line of rounds.jsonl, or a list of these.
     - `config`: text of config.toml; without it, the method's parameters. `about`: entries for result.json.
 
-    Raises UserError for a setting that cannot be and a folder that cannot be used, MethodError when a handler fails,
-    TooFewReplies by the `policy`; a KeyboardInterrupt leaves the folder ready to be resumed.
+    Raises UserError for invalid settings and an unusable folder, MethodError when a handler fails, TooFewReplies as the
+    `policy` requires. After a KeyboardInterrupt the run can be resumed.
 
     >>> import fewbytes as fb
     >>> import torch
@@ -57,7 +58,7 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
 
 
 def run_with(run: Run) -> Result:
-    """`run` of what is made already."""
+    """Run a checked `Run` on the engine of its settings."""
     settings = run.settings
     if settings.engine == "flower-simulation":
         needs("Flower's simulation", "simulation", "flwr", "ray")
@@ -65,6 +66,6 @@ def run_with(run: Run) -> Result:
 
         return simulate(run)
     if settings.engine != "local":
-        raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
+        raise UserError("use `fewbytes deploy` to start or resume a deployment")
 
     return drive(run, lambda terms, origin: local_engine(terms, origin, settings.workers))

@@ -32,7 +32,7 @@ from fewbytes.running.settings import Settings
 
 @dataclass(frozen=True)
 class Experiment:
-    """All that makes a run: the method, its parameters and the groups of settings, whose keys are config.toml's."""
+    """A complete run: the method, its parameters and the groups of settings, with the keys of config.toml."""
 
     method: str
     parameters: dict[str, Any]
@@ -44,12 +44,12 @@ class Experiment:
     policy: Policy
 
     def settings(self) -> dict[str, Any]:
-        """By key every setting that has a value, but for brief ones at their default; parameters with theirs."""
+        """All settings by key, without those unset and brief ones at their default; with all parameters."""
         settings = {key: value for name in GROUPS for key, value in getattr(self, name).written().items()}
         return {"method": self.method, **settings, "parameters": self._parameters()}
 
     def run_config(self) -> dict[str, Any]:
-        """`settings` as Flower's run config, which knows only plain values and tables of them."""
+        """`settings` as Flower's run config, which holds only plain values and tables of them."""
         settings = {key: value for name in GROUPS for key, value in getattr(self, name).in_text().items()}
         settings = {"method": self.method, **settings, "parameters": self._parameters()}
         return {key: value for key, value in settings.items() if value != {}}
@@ -58,31 +58,31 @@ class Experiment:
         return make_method(self.method, self.parameters).parameters
 
     def made(self) -> Method:
-        """The method, in clusters or with secure aggregation if it is to be. Raises UserError."""
+        """The method, wrapped in clusters or secure aggregation if requested. Raises UserError."""
         method, clusters = make_method(self.method, self.parameters), self.model.clusters
         if self.model.secure_aggregation:
             if clusters is not None:
                 raise UserError(
-                    "clusters are found by what each client tells of its data: leave secure_aggregation out"
+                    "clusters are found from what each client sends about its data: leave secure_aggregation out"
                 )
             if self.run.rounding:
                 named = " and ".join(self.run.rounding)
-                raise UserError(f"secure aggregation sums whole numbers, of which none is rounded: leave out {named}")
+                raise UserError(f"secure aggregation sums integers, which are not rounded: leave out {named}")
             return SecureAggregation(method, self.model.secure_range)
         if clusters is None:
             return method
         if "clusters" in method.parameters:
-            raise UserError(f"{self.method} has clusters of its own: --set clusters={clusters}, not --clusters")
+            raise UserError(f"{self.method} has its own clusters: use --set clusters={clusters}, not --clusters")
         return Clustered(method, clusters)
 
     def own_code(self) -> list[str]:
-        """The classes and functions that the user has named, package.module:name."""
+        """The classes and functions of the user's own, package.module:name."""
         models = [part.partition("@")[0] for part in (self.model.model or "").split("+")]
         named = [name for name in (self.method, *models) if ":" in name and "=" not in name]
         return [name for name in named if not name.startswith(("torchvision:", PREFIX))]
 
     def resuming(self, command: str) -> str:
-        """The command that goes on with a run of it: a file does not name code that is not allowed."""
+        """The command that resumes a run: a run folder may import only code that --allow names."""
         modules = ",".join(dict.fromkeys(name.partition(":")[0] for name in self.own_code()))
         return f"{command} --allow {modules}" if modules else command
 
@@ -92,7 +92,7 @@ class Experiment:
 
 
 TRY_EPOCHS = 40
-"""The most local epochs, a round or in all, of a method that is only named."""
+"""Maximum number of local epochs, per round or in total, when only a method is given."""
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
@@ -110,27 +110,27 @@ def read_experiment(path: Path) -> dict[str, Any]:
 
 
 def folded(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with `fraction` among the parameters. Raises UserError if it is named in both places."""
+    """Settings with `fraction` moved to the parameters. Raises UserError if it is given in both places."""
     parameters = settings.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise UserError("parameters is a table of the method's own fields")
+        raise UserError("parameters must be a table of the method's parameters")
     if "fraction" not in settings:
         return settings
     if "fraction" in parameters:
         both = f"{settings['fraction']} and, as a parameter, {parameters['fraction']}"
-        raise UserError(f"fraction is named twice, {both}: name it once")
+        raise UserError(f"fraction is given twice, {both}: give it once")
     others = {key: value for key, value in settings.items() if key != "fraction"}
     return others | {"parameters": {"fraction": settings["fraction"], **parameters}}
 
 
 def experiment_of(run: Path) -> Experiment:
-    """The experiment of a run folder. Raises UserError if it is none, or was made from Python."""
+    """The experiment of a run folder. Raises UserError for another folder, and a run made from Python."""
     if not (run / "config.toml").is_file():
         raise UserError(f"{run} is not a run folder: it has no config.toml")
     check_own(run)
     settings = read_experiment(run / "config.toml")
     if "dataset" not in settings:
-        raise UserError(f"{run} was made from Python: where its data are is not known")
+        raise UserError(f"{run} was made from Python: it does not state where its data are")
     with only_allowed():
         return make_experiment(settings)
 
@@ -138,8 +138,8 @@ def experiment_of(run: Path) -> Experiment:
 def make_experiment(settings: dict[str, Any]) -> Experiment:
     """Settings as an experiment, their types checked. Raises UserError naming the setting.
 
-    What has several parts may be text, like "500/100" (see `Text` in the declarations). `clients` follows from
-    `client_data`, where that is a folder.
+    Values with several parts may be text, like "500/100" (see `Text` in the declarations). If `client_data` is a
+    folder, it determines `clients`.
     """
     settings = folded(dict(settings))
     for key in settings:
@@ -151,7 +151,7 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
     place = settings.get("client_data")
     if isinstance(place, str) and "clients" not in settings:
         if is_function(place):
-            raise UserError(f"client_data is a function, {place}: say how many clients there are (clients)")
+            raise UserError(f"client_data is a function, {place}: give the number of clients (clients)")
         settings["clients"] = len(client_folders(place))
     if not parameters and not settings.keys() & {"dataset", "client_data"}:
         parameters = _tried_out(settings["method"])
@@ -163,8 +163,8 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
 
 
 def _tried_out(name: str) -> dict[str, Any]:
-    """The parameters of a method of which nothing is said, on data of which nothing is said: what differs from its
-    defaults for it to run in minutes."""
+    """Parameters for a method when neither parameters nor data are given: changes to its defaults so that it runs in
+    minutes."""
     method = make_method(name, {})
     usual = method.parameters
     quick = method.quick(min(usual.get("epochs", TRY_EPOCHS), TRY_EPOCHS)).parameters
@@ -172,33 +172,33 @@ def _tried_out(name: str) -> dict[str, Any]:
 
 
 def _scheduled(experiment: Experiment) -> Experiment:
-    """The experiment that says when newcomers come. Raises UserError for a round they cannot come in."""
+    """The experiment with the round in which newcomers join. Raises UserError for an impossible round."""
     e, who = experiment, experiment.partition
     rounds = make_method(e.method, e.parameters).planned_rounds(e.run.rounds)
     if not who.newcomers:
-        raise UserError("arrival is the round newcomers come in: say how many there are (newcomers)")
+        raise UserError("arrival is the round in which newcomers join: give their number (newcomers)")
     if rounds < 2:
-        raise UserError(f"newcomers come after the first round, and {e.method} has no other here")
+        raise UserError(f"newcomers join after the first round, and {e.method} has only one here")
     arrival = e.run.rounds // 2 + 1 if who.arrival is None else who.arrival
     if not 2 <= arrival <= rounds:
-        raise UserError(f"arrival is one of the rounds 2 to {rounds} here, not {arrival}")
+        raise UserError(f"arrival must be a round from 2 to {rounds} here, not {arrival}")
     last = arrival + (who.newcomers - 1) // (who.newcomers_a_round or who.newcomers)
     if last > rounds:
         raise UserError(
-            f"the last of {who.newcomers} newcomers, {who.newcomers_a_round} a round from round {arrival} on, come in "
-            f"round {last}, after the last, {rounds}"
+            f"{who.newcomers} newcomers, {who.newcomers_a_round} per round from round {arrival}, would join until "
+            f"round {last}, and the last round is {rounds}"
         )
     return dataclasses.replace(e, partition=dataclasses.replace(who, arrival=arrival))
 
 
 def make_method(name: str, parameters: dict[str, Any]) -> Method:
-    """A method by name with its own parameters, given as values or as text. Raises UserError."""
+    """A method by name with its parameters, given as values or as text. Raises UserError."""
     cls = method_class(name)
     return cls(**typed(name, cls.kinds(), parameters))
 
 
 def typed(name: str, hints: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of what is called `name`, given as values or as text, by the types of all it has. Raises UserError."""
+    """Parameters of `name`, given as values or as text, converted to their types. Raises UserError."""
     fields = list(hints)
     values = {}
     for key, value in parameters.items():
@@ -207,7 +207,7 @@ def typed(name: str, hints: Mapping[str, Any], parameters: Mapping[str, Any]) ->
         if typing.get_origin(hints[key]) is Literal:
             values[key] = next(
                 (c for c in typing.get_args(hints[key]) if str(c) == str(value)), value
-            )  # else the method refuses it
+            )  # other values are refused by the method
             continue
         try:
             values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))

@@ -1,4 +1,4 @@
-"""What an experiment comes to with its data: its task, and the settings that the data settle."""
+"""Makes the task of an experiment from its data, and completes the settings that depend on the data."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from fewbytes.running.watcher import Watcher
 
 @dataclass(frozen=True)
 class Found:
-    """An experiment with what its data settle (names of classes, columns, figures of a normalisation, the model), its
-    task, and what was found as the data were read, a line each."""
+    """An experiment completed by its data (class names, columns, statistics of a normalisation, the model), its task,
+    and findings while reading the data, one line each."""
 
     experiment: Experiment
     task: Task
     notes: tuple[str, ...] = ()
 
     def run(self, out: Path, resume: bool, watcher: Watcher, from_round: int | None = None) -> Run:
-        """The run of it in a folder. Raises UserError for what cannot be run."""
+        """Its run in a folder. Raises UserError if it cannot run."""
         settings = dataclasses.replace(
             self.experiment.run, out=out, resume=resume, from_round=from_round, config=self.experiment.toml(),
             about=self.about(), watcher=watcher,
@@ -48,11 +48,11 @@ class Found:
         return Run.of(self.experiment.made(), self.task, settings, self.experiment.policy)
 
     def about(self) -> dict[str, Any]:
-        """What result.json says of the task."""
+        """Entries of result.json about the task."""
         experiment, task, model = self.experiment, self.task, self.experiment.model
         settings = experiment.settings()
         named = {key: value for key, value in settings.items() if key in DECLARED and DECLARED[key].about.brief}
-        drawn = model.kgf or str(model.model).startswith(PREFIX)  # alpha and beta; parts that have no weights
+        drawn = model.kgf or str(model.model).startswith(PREFIX)  # alpha and beta; layers without weights
         named |= {"seed": model.seed} if drawn else {}
         pretrained = task.problem.pretrained
         named |= {} if pretrained is None else {"weights_digest": pretrained.digest}
@@ -71,17 +71,17 @@ class Found:
 
 
 def _pools(task: Task, known: int) -> dict[str, list[int]]:
-    """The classes that so many known clients, and newcomers, hold samples of."""
+    """The classes of the first `known` clients, and of the newcomers."""
     counts = task.data.label_counts()["train"]
     pools = {"known_classes": counts[:known], "newcomer_classes": counts[known:]}
     return {name: [c for c, held in enumerate(zip(*rows, strict=True)) if any(held)] for name, rows in pools.items()}
 
 
 def find(experiment: Experiment, here: Sequence[Id] | None = None) -> Found:
-    """Data loaded and dealt out, the model ready to be built. Raises UserError.
+    """Load the data and make the task. Raises UserError.
 
-    `here`: the clients whose own data are on this machine, where the partition is local: none on a server, one on its
-    node; None stands for all, and the server's.
+    `here`: with a local partition, the clients whose data are on this machine: none on a server, one on a node; None:
+    all, and the server's.
     """
     check_device(experiment.model.device)
     loading = Loading(experiment.data, experiment.partition, experiment.model)
@@ -101,7 +101,7 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None) -> Found:
 
 
 def _model_name(experiment: Experiment, data: FederatedData) -> str:
-    """The model that is named, or else suits the method and the data."""
+    """The given model, or the default for the method and the data."""
     shape = data.test.shape
     usual = experiment.made().model_for(shape)
     usual = convolutional(usual, shape) if experiment.model.kgf else usual
@@ -110,20 +110,20 @@ def _model_name(experiment: Experiment, data: FederatedData) -> str:
 
 def _builder(model: ModelSettings, data: FederatedData) -> ModelBuilder:
     if model.kgf and model.lora:
-        raise UserError("kgf generates the kernels that lora would leave as they are: leave one of them out")
+        raise UserError("kgf generates the kernels that lora would freeze: leave one of them out")
     normalisation = _normalisation(model.normalise, data)
     kernels = Kernels(model.kgf, model.seed) if model.kgf else None
     return ModelBuilder(str(model.model), data.test.shape, len(data.classes), kernels, normalisation, data.learns)
 
 
 def _normalisation(how: Normalisation | None, data: FederatedData) -> Normalisation | None:
-    """How models normalise samples, if they do."""
+    """The normalisation inside models, if any."""
     if how is None:
         return None
     if data.learns == "boxes":
-        raise UserError("detectors take images as they are: leave normalise out")
+        raise UserError("detectors take images without normalisation: leave normalise out")
     if not data.test.blank().is_floating_point():
-        raise UserError("normalise is for images and other numbers, and samples here are whole numbers")
+        raise UserError("normalise is for floating-point samples, and samples here are integers: leave it out")
     return how.on(data.test.shape[0])
 
 
@@ -133,16 +133,16 @@ def _check_samples(build: ModelBuilder, data: FederatedData, loading: Loading) -
         if loading.cut is not None:
             check_tokenizer(name, loading.cut)
         elif len(build.shape) != 3 and data.test.blank().is_floating_point():
-            raise UserError(f"{name} takes tokens or images, and {loading.data.dataset} holds numbers: take mlp")
+            raise UserError(f"{name} takes tokens or images, and {loading.data.dataset} holds numbers: use mlp")
 
 
 def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Objective]:
-    """What is learnt of the data, where it is not the usual. Raises UserError."""
+    """The objective, if it is not the default for the data. Raises UserError."""
     metrics, weights = learning.metrics, learning.class_weights
     if metrics is None and weights is None:
         return {}
     if data.learns == "boxes":
-        raise UserError("objects are found by a detector's own loss, and scored as COCO does: leave the metrics out")
+        raise UserError("detectors have their own loss and COCO's metrics: leave metrics and class_weights out")
     given: ClassWeights | None = None if weights is None else weights.each or "balanced"
     return {"objective": objective_for(data.learns, metrics, None, given, len(data.classes))}
 
@@ -154,7 +154,7 @@ def _task(
     agreed: Mapping[str, str],
     objective: Mapping[str, Objective],
 ) -> Task:
-    """The task of the data, whose models can be made. Raises UserError."""
+    """The task, after checking that its models can be built. Raises UserError."""
     task = Task.on(
         data,
         build,
@@ -169,19 +169,19 @@ def _task(
     )
     try:
         for client in range(min(len(data.clients), len(build.names))):
-            task.problem.layout(client)  # so that a wrong model is refused before anything is written
+            task.problem.layout(client)  # refuse a wrong model before anything is written
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"the model {model.model} cannot be used: {' '.join(str(error).split())}") from None
     return task
 
 
 def _check_models(build: ModelBuilder, task: Task, experiment: Experiment) -> None:
-    """Raises UserError for models that do not learn what the data hold, or into which the weights do not fit."""
+    """Raises UserError for models that do not suit the data, and weights that do not fit the models."""
     detects, name, dataset = build.learns == "boxes", experiment.model.model, experiment.data.dataset
     if detects and not all(hasattr(task.problem.on_cpu().model(i), "loss") for i in range(len(build.names))):
-        raise UserError(f"{dataset} holds objects to be found: take a detector, such as yolox-s, not {name}")
+        raise UserError(f"{dataset} is for object detection: use a detector, such as yolox-s, not {name}")
     if task.problem.pretrained is not None:
         bare = dataclasses.replace(task.problem, lora=None)
         check_fits(task.problem.pretrained, [bare.model(i) for i in bare.architectures()])
     if not detects and set(build.names) & set(DETECTORS):
-        raise UserError(f"{name} finds objects, and {dataset} has no boxes of any: take another model")
+        raise UserError(f"{name} is an object detector, and {dataset} has no boxes: use another model")

@@ -1,4 +1,4 @@
-"""The connection of a resident node to its SuperLink, over links that break."""
+"""The connection of a resident node to its SuperLink, over unreliable links."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from fewbytes.base.errors import FewbytesError, UserError, cleaned, one_line
 from fewbytes.base.files import replacing
 from fewbytes.flower.private import calls
 
-ALIVE_SECONDS = 30.0  # between signs of life; Flower takes a node for gone that has given none for twice as long
-FASTEST, SLOWEST = 0.1, 4.0  # seconds between looks for a message: 4 s are 300 B/s with the signs of life
-AGAIN_SECONDS = 10.0  # at most between attempts to reach a SuperLink that does not answer
+ALIVE_SECONDS = 30.0  # between heartbeats; Flower considers a node gone after twice as long without one
+FASTEST, SLOWEST = 0.1, 4.0  # seconds between polls for a message: 4 s take 300 B/s with the heartbeats
+AGAIN_SECONDS = 10.0  # maximum between attempts to reach a SuperLink that does not answer
 ATTEMPTS = 5  # to deliver a reply whose upload Flower has given up
-AT_ONCE = 2  # pieces of a reply that are on their way
-FAILURES = 5  # of the SuperLink itself at one request, as when it was started anew and has never heard of the run
+AT_ONCE = 2  # pieces of a reply in flight
+FAILURES = 5  # internal errors of the SuperLink at one request, as after a restart, when it does not know the run
 WHY = {
-    401: "it does not know this node's key, or one of both clocks is minutes wrong",
+    401: "it does not know this node's key, or one of the two clocks is wrong by minutes",
     412: "this node is not registered there, or was connected until a minute ago",
 }
-"""What statuses mean that Flower has no words for."""
+"""The meaning of HTTP statuses that come without a reason."""
 
 T = TypeVar("T")
 
 
 class Refused(FewbytesError):
-    """The SuperLink answers, but does not take this node for one of its own (yet)."""
+    """The SuperLink answers, but does not accept this node (yet)."""
 
 
 class RunOver(FewbytesError):
-    """What was asked, or is answered, belongs to a run that is over."""
+    """The request or reply belongs to a run that has finished."""
 
 
 class Stopped(Exception):
-    """The node is to end."""
+    """The node should end."""
 
 
 class Fleet:
-    """A registered node's connection to its SuperLink. It waits, tries again and goes on where it was; whatever it
-    waits for, `stop` ends it with Stopped.
+    """A registered node's connection to its SuperLink. It waits, retries and continues where it was; `stop` ends any
+    wait with Stopped.
 
-    `superlink`: host:port; `ca`: the certificate that proves it; `key`: the file of the node's private key; `memory`:
-    a file in which the node's number is kept, so that it is known again at once; `say`: hears in a line what it waits
-    for. Raises UserError for a key or a certificate that cannot be read.
+    `superlink`: host:port; `ca`: its CA certificate; `key`: the file of the node's private key; `memory`: a file that
+    keeps the node's number, to reconnect at once; `say`: is called with a line about what it waits for. Raises
+    UserError for an unreadable key or certificate.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Fleet:
         self._signs: threading.Thread | None = None
 
     def connect(self) -> None:
-        """Be one of the SuperLink's nodes: wait until it is there, and until this node is registered.
+        """Connect: wait for the SuperLink, and until this node is registered.
 
-        A node that ended without a word is still taken for connected, and refused for a minute if it asks as a new one
-        does; a sign of life, of who has its key and knows its number, is enough.
+        A node that crashed is still considered connected, and a new connection is refused for a minute; a heartbeat
+        with its key and number is enough to continue.
         """
         wait, told = 0.2, False
         while True:
@@ -93,7 +93,7 @@ class Fleet:
                     self._node = None
                     continue
                 if not told:
-                    self._say(f"waiting: the SuperLink at {self._superlink} does not take this node yet: {refused}")
+                    self._say(f"waiting: the SuperLink at {self._superlink} does not accept this node yet: {refused}")
                 told = True
             self.wait(wait)
             wait = min(2 * wait, SLOWEST)
@@ -103,15 +103,15 @@ class Fleet:
             self._signs.start()
 
     def wait(self, seconds: float) -> None:
-        """Wait so long. Raises Stopped."""
+        """Wait for some seconds. Raises Stopped."""
         if self._stop.wait(seconds):
             raise Stopped
 
     def receive(self) -> Message:
-        """The next message, as soon as there is one. Raises Refused by a SuperLink that knows this node no more.
+        """The next message, as soon as there is one. Raises Refused by a SuperLink that no longer knows this node.
 
-        A SuperLink that `fewbytes` starts answers when there is a message (`fewbytes.flower.held`); another at once,
-        so that it is asked ever less often while there is none.
+        A SuperLink that `fewbytes` starts answers when there is a message (long polling, `fewbytes.flower.held`);
+        others answer at once, and are polled less and less often.
         """
         pause = FASTEST
         while True:
@@ -135,15 +135,15 @@ class Fleet:
         return self._runs[run][1]
 
     def context(self, run: int, node_config: Mapping[str, Any]) -> Context:
-        """What a client app is told beside a message. Raises RunOver, Refused."""
+        """The context of a client app for a message. Raises RunOver, Refused."""
         bundle = self.application(run)
         return calls.context(self._node, run, self._runs[run][0], bundle, node_config)
 
     def answer(self, message: Message, reply: Message, seconds: float) -> None:
-        """Send the reply to a message, which took so long, and say that the message need not be given again.
+        """Send the reply to a message, and confirm the message.
 
-        A reply is sent in pieces, always in the same order; the SuperLink says which it does not have yet, also after
-        this node was started anew and sends the same reply again. Raises Refused.
+        A reply is sent in pieces, always in the same order; the SuperLink states which it lacks, also when this node
+        was restarted and sends the same reply again. Raises Refused.
         """
         run, whole = message.metadata.run_id, calls.taken_apart(reply, message)
         with suppress(RunOver):
@@ -160,11 +160,11 @@ class Fleet:
         self.confirm(message)
 
     def confirm(self, message: Message) -> None:
-        """Say that a message need not be given again. Raises Refused."""
+        """Confirm a message, so that it is not sent again. Raises Refused."""
         self._confirm(message.metadata.run_id, message.metadata.message_id)
 
     def _sent(self, run: int, session: str, pieces: Mapping[str, Any]) -> bool:
-        """Send the pieces, AT_ONCE at a time, until one is refused; whether each has been taken for certain."""
+        """Send the pieces, AT_ONCE at a time, until one is refused; returns whether each certainly arrived."""
         certain = True
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for taken in pool.map(lambda name: self._taken(run, session, name, pieces[name]), pieces):
@@ -174,8 +174,8 @@ class Fleet:
         return certain
 
     def _send_rest(self, run: int, pieces: Mapping[str, Any]) -> None:
-        """Send what the SuperLink lacks of a reply of which it says that it lacks nothing: so it says, too, of one that
-        has begun to come, for the run has heard of it already, and waits for the rest. That is the last pieces."""
+        """Send the last pieces of a reply although the SuperLink states that it lacks none. It states that, too, once a
+        reply has begun to arrive, while the run waits for the rest."""
         refused = 0
         for name in reversed([*pieces]):
             refused = refused + 1 if self._taken(run, "", name, pieces[name]) is False else 0
@@ -183,8 +183,8 @@ class Fleet:
                 break
 
     def _taken(self, run: int, session: str, name: str, piece: Any) -> bool | None:
-        """Send a piece; whether the SuperLink has taken it, or None where it was refused when it was sent again, for an
-        answer was lost: it may have been taken before. `session`: empty for any that waits for it."""
+        """Send a piece; returns whether the SuperLink took it, or None if it was refused on a retry after a lost answer
+        and may have been taken before. `session`: empty for any that waits for it."""
         sent = 0
 
         def send() -> bool:
@@ -199,17 +199,17 @@ class Fleet:
             self._ask(lambda: calls.confirm(self._client, self._node, run, message))
 
     def leave(self) -> None:
-        """Say that this node goes, if the SuperLink is there to hear it."""
+        """Disconnect, if the SuperLink is reachable."""
         with suppress(httpx.HTTPError, RuntimeError):
             if self._node is not None:
-                self._say("goes, as it was told to")
+                self._say("stops, as requested")
                 calls.deactivate(self._client, self._node)
 
     def _alive(self) -> bool:
         return self._ask(lambda: calls.sign_of_life(self._client, self._node, ALIVE_SECONDS))
 
     def _stay_alive(self) -> None:
-        """Give signs of life until the node ends; who asks for messages finds out what is wrong, and says it."""
+        """Send heartbeats until the node ends; errors are reported by the requests for messages."""
         pause = ALIVE_SECONDS * 0.8
         while not self._stop.wait(pause):
             pause = FASTEST
@@ -220,15 +220,15 @@ class Fleet:
             pause = max(pause, SLOWEST)
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """What `call` gives, as soon as the SuperLink answers. Raises Refused, RunOver, Stopped; UserError if what
-        answers first is another than the certificate says."""
+        """The result of `call`, as soon as the SuperLink answers. Raises Refused, RunOver, Stopped; UserError if the
+        server does not match the certificate."""
         wait, since, told, failed = FASTEST, time.monotonic(), False, 0
         while not self._stop.is_set():
             try:
                 answer = call()
                 self._heard = True
                 if told:
-                    self._say(f"the SuperLink at {self._superlink} answers again")
+                    self._say(f"contact with the SuperLink at {self._superlink} restored: it answers again")
                 return answer
             except httpx.HTTPStatusError as error:
                 status, said = error.response.status_code, _said(error)
@@ -236,35 +236,35 @@ class Fleet:
                     raise RunOver(said) from None
                 why = WHY.get(status) or said or f"HTTP status {status}"
                 failed += status == httpx.codes.INTERNAL_SERVER_ERROR
-                wait = FASTEST if failed == 1 else wait  # it is there again, however long it was not
+                wait = FASTEST if failed == 1 else wait  # it is reachable again
                 if status < 500 or failed == FAILURES:
                     raise Refused(why) from None
-            except (httpx.RequestError, ValueError) as error:  # the second: an answer that says nothing
+            except (httpx.RequestError, ValueError) as error:  # ValueError: an unreadable answer
                 why = one_line(error)
                 if "certificate" in why.lower() and not self._heard:
-                    raise UserError(f"the SuperLink at {self._superlink} is not who ca says: {why}") from None
+                    raise UserError(f"the SuperLink at {self._superlink} does not match ca: {why}") from None
             if not told and time.monotonic() - since + wait > SLOWEST / 2:
-                after = "goes on when it does; if the run is over, Ctrl-C ends this node"
-                self._say(f"waiting: the SuperLink at {self._superlink} does not answer ({why}): {after}")
+                after = "retrying. If the run has finished, press Ctrl-C"
+                self._say(f"waiting: the SuperLink at {self._superlink} does not answer ({why}); {after}")
                 told = True
-            self.wait(wait * random.uniform(0.5, 1.5))  # nodes that lost it together do not come back together
+            self.wait(wait * random.uniform(0.5, 1.5))  # so that nodes do not all reconnect at once
             wait = min(2 * wait, AGAIN_SECONDS)
         raise Stopped
 
 
 def _private(key: Path) -> EllipticCurvePrivateKey:
-    """A node's private key. Raises UserError for a file that holds none."""
+    """A node's private key. Raises UserError for another file."""
     try:
         private = load_ssh_private_key(key.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UserError(f"{key}: not a node's private key: {one_line(error)}") from None
     if not isinstance(private, EllipticCurvePrivateKey):
-        raise UserError(f"{key}: not a node's private key: it is of another kind than Flower's nodes have")
+        raise UserError(f"{key}: not a node's private key: it has another type than Flower's nodes use")
     return private
 
 
 def _said(error: httpx.HTTPStatusError) -> str:
-    """Why the SuperLink refused a request, in its words; empty if they are not Flower's."""
+    """Flower's reason why the SuperLink refused a request; empty if the answer is not Flower's."""
     with suppress(ValueError, httpx.HTTPError):
         return cleaned(calls.reason(error.response.text))
     return ""

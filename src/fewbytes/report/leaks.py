@@ -1,6 +1,6 @@
-"""Shows what `fewbytes attack` found: images made again, members told from others, and what liars made of a run.
+"""The report's section on `fewbytes attack`: reconstructed images, inferred members, and runs with malicious clients.
 
-The picture may be a stranger's: its pixels are decoded and encoded again.
+The picture is untrusted: its pixels are decoded and encoded again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fewbytes.report.table import decibels, percent
 RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
 CONTROL_AUC = 0.60  # of an overfitted model, below which an attack says nothing of others
 GUESSING = 0.05  # an AUC as near to a half tells nothing
-CONTROL_SUCCESS, CONTROL_DROP = 0.80, 0.20  # of a backdoor and of a poison by the mean: less is no attack
+CONTROL_SUCCESS, CONTROL_DROP = 0.80, 0.20  # minimum effect on the mean: less is no attack
 DEFENDED_SUCCESS, DEFENDED_BACKDOOR_DROP, DEFENDED_DROP = 0.15, 0.02, 0.03
 _FILE_BYTES = 1 << 24  # a larger picture is not shown
 
@@ -41,7 +41,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Told:
-    """How members of a run were told from others, and words."""
+    """Membership inference of a run, and sentences about it."""
 
     label: str
     membership: Membership
@@ -50,7 +50,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Lied:
-    """What liars made of a run, its rows, and words."""
+    """A run with malicious clients: the result, its rows, and sentences about it."""
 
     label: str
     poison: Poison
@@ -59,30 +59,30 @@ class Lied:
 
 
 def told(runs: Sequence[RunFolder]) -> list[Told]:
-    """Every run whose members were to be told from others."""
+    """Every run with membership inference."""
     return [Told(run.label, run.membership, membership_words(run.membership)) for run in runs if run.membership]
 
 
 def lied(runs: Sequence[RunFolder]) -> list[Lied]:
-    """Every run that was repeated with liars."""
+    """Every run that was repeated with malicious clients."""
     return [_lied(run.label, run.poison) for run in runs if run.poison]
 
 
 def _lied(label: str, poison: Poison) -> Lied:
-    liars = f"{len(poison['liars'])} of {poison['clients']} lie ({poison['poison']})"
+    liars = f"{len(poison['liars'])} of {poison['clients']} clients are malicious ({poison['poison']})"
     rows = [("honest", poison["clean"]), *((liars, row) for row in poison["poisoned"])]
     return Lied(label, poison, rows, poison_words(poison))
 
 
 def inversion_word(control: float | None) -> str:
-    """What the control's PSNR, None if it is exact, says of the others."""
+    """What the control's PSNR (None: exact) means for the other figures."""
     if control is None or control >= RECOGNISED:
-        return f"By all gradients, without noise, an image is made again with {decibels(control)}: the control."
-    return f"Void: by all gradients, without noise, an image is made again with only {decibels(control)}."
+        return f"Control: from all gradients, without noise, an image is reconstructed with {decibels(control)}."
+    return f"Void: from all gradients, without noise, an image is reconstructed with only {decibels(control)}."
 
 
 def membership_words(result: Membership) -> list[str]:
-    """What each attack's figures say, a sentence each."""
+    """A sentence per attack."""
     return [_membership_word(row) for row in result["attacks"]]
 
 
@@ -91,48 +91,49 @@ def _membership_word(row: Inferred) -> str:
     if row["void"]:
         return f"{name}: void, the overfitted control's AUC is {control}, below {CONTROL_AUC:.2f}."
     if row["auc"] <= 0.5 + GUESSING:
-        return f"{name}: members are hardly told from others, AUC {auc} (overfitted control {control})."
+        return f"{name}: members are hardly recognised, AUC {auc} (overfitted control {control})."
     share = f"{percent(row['tpr'])} of them at 1 % false alarms"
-    return f"{name}: members are told from others with AUC {auc}, {share} (overfitted control {control})."
+    return f"{name}: members are recognised with AUC {auc}, {share} (overfitted control {control})."
 
 
 def poison_words(result: Poison) -> list[str]:
-    """What the figures say of the control, and of each rule, a sentence each."""
+    """A sentence on the control, and one per rule."""
     backdoor = result["poison"] == "backdoor"
     control, *rules = result["poisoned"]
 
     def told(row: Poisoned) -> str:
         instead = f"instead of {percent(result['clean']['accuracy'])}"
         score = "the run diverges" if row["accuracy"] is None else f"accuracy {percent(row['accuracy'])} {instead}"
-        refused = f" ({row['refused']} replies of liars refused)" if row["refused"] else ""
+        refused = f" ({row['refused']} malicious replies refused)" if row["refused"] else ""
         return (f"attack success {percent(row['success'])}, {score}" if backdoor else score) + refused
 
     if not succeeds(result):
         weak = "succeeds in less than 80 %" if backdoor else "costs less than 20 points"
-        return [f"Void: by the mean, {told(control)}: an attack that {weak} judges no rule."]
-    words = [f"By the mean the attack succeeds: {told(control)}."]
+        return [f"Void: with the mean, {told(control)}: an attack that {weak} cannot test a rule."]
+    words = [f"With the mean the attack succeeds: {told(control)}."]
     for row in rules:
-        words.append(f"{row['rule']} {'bears it' if bears(result, row) else 'does not bear it'}: {told(row)}.")
+        withstood = "withstands it" if withstands(result, row) else "does not withstand it"
+        words.append(f"{row['rule']} {withstood}: {told(row)}.")
     return words
 
 
 def succeeds(result: Poison) -> bool:
-    """Whether the control does: by the mean a backdoor opens, or another lie costs accuracy. If not, all is void."""
+    """Whether the attack succeeds against the mean, the control; if not, the test is void."""
     control = result["poisoned"][0]
     if result["poison"] == "backdoor":
         return (control["success"] or 0.0) >= CONTROL_SUCCESS
     return _lost(result, control) >= CONTROL_DROP
 
 
-def bears(result: Poison, row: Poisoned) -> bool:
-    """Whether a rule keeps the run's accuracy, and the backdoor shut."""
+def withstands(result: Poison, row: Poisoned) -> bool:
+    """Whether a rule keeps the accuracy, and keeps out the backdoor."""
     most = DEFENDED_BACKDOOR_DROP if result["poison"] == "backdoor" else DEFENDED_DROP
     kept = row["accuracy"] is not None and _lost(result, row) <= most + 1e-9
     return kept and (row["success"] or 0.0) <= DEFENDED_SUCCESS
 
 
 def _lost(result: Poison, row: Poisoned) -> float:
-    """Accuracy lost to liars; a run that diverges guesses."""
+    """Accuracy lost to malicious clients; a run that diverges counts as guessing."""
     return (result["clean"]["accuracy"] or 0.0) - (result["chance"] if row["accuracy"] is None else row["accuracy"])
 
 

@@ -1,6 +1,6 @@
-"""Names the clients a run went on without, and those that joined it later, for the page and for the terminal.
+"""Lists the clients that a run left out, and those that joined later, for the report and the terminal.
 
-Why a client was left out comes from the network, so it is cut like any stranger's words.
+The reasons come from the network, so they are cut like all untrusted text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLUMNS = ["round", "client", "handler", "outcome"]
 
 
 class Left(NamedTuple):
-    """A client that was asked something, and whose reply, if any, was not used."""
+    """An exchange whose reply, if any, was not used."""
 
     round: int
     client: int
@@ -36,7 +36,7 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True)
 class Absent:
-    """What the page says of one run: sentences, those left out, and how many more of them there are."""
+    """The section's part on one run: sentences, exchanges left out, and the number of further ones."""
 
     label: str
     sentences: str
@@ -46,7 +46,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class Section:
-    """The section of the page: of the runs that there is something to say of."""
+    """The section of the report, on runs with clients left out or joined."""
 
     title: str
     runs: list[Absent]
@@ -69,7 +69,7 @@ def left_out(run: RunFolder) -> list[Left]:
             listed[entry] -= 1
         else:
             step = {"round": entry[0], "phase": "round" if entry[0] else "start"}
-            found.append(Left(*entry, when(step), "not told: what it was part of did not end"))
+            found.append(Left(*entry, when(step), "unknown: the step was interrupted"))
     return sorted(found, key=lambda left: left.round)
 
 
@@ -90,11 +90,11 @@ def captions(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def section(runs: Sequence[RunFolder]) -> Section | None:
-    """What the page's section says; nothing where nobody was left out or joined later."""
+    """The report's section; None if no client was left out or joined later."""
     absent = []
     for run in runs:
         if sentences := [*_sentences(run), *_capitals(_standing_out(run)), *_joined(run)]:
-            # the surplus ones last, since nothing went wrong with them
+            # surplus ones last, as they are no failures
             found = sorted(left_out(run), key=lambda left: left.outcome == "surplus")
             shown = [left._replace(why=cut(left.why, _CHARACTERS)) for left in found[:_LINES]]
             absent.append(Absent(run.label, " ".join(sentences), shown, len(found) - len(shown)))
@@ -111,17 +111,14 @@ def _sentences(run: RunFolder) -> list[str]:
     exchanges, surplus, scorings, refused = _sorts(run)[:4]
     sentences = _capitals(_absences(run))
     if exchanges:
-        went_on = f"the rounds went on without {'it' if len(exchanges) == 1 else 'them'}"
-        sentences.append(
-            f"{_of_all(run, len(exchanges))} ended without a usable reply: {_tally(exchanges)}; {went_on}."
-        )
+        sentences.append(f"{_of_all(run, len(exchanges))} had no usable reply and were left out: {_tally(exchanges)}.")
     if surplus:
         were = "was" if len(surplus) == 1 else "were"
         sentences.append(f"{_of_all(run, len(surplus))} {were} surplus: more clients were asked than needed.")
     if scorings:
         sentences.append(f"{_counted(len(scorings), 'scoring')} of a client's own model failed: {_tally(scorings)}.")
     if refused:
-        sentences.append(f"The method could not serve {_counted(len(refused), 'newcomer')}.")
+        sentences.append(f"The method refused {_counted(len(refused), 'newcomer')}.")
     return sentences
 
 
@@ -140,13 +137,15 @@ def _joined(run: RunFolder) -> list[str]:
     text = ", ".join(names[:_NAMES] + more)
     turnover = (run.result or {}).get("turnover")
     gone = (
-        [f"From round {turnover} on only they are there: accuracies before it are of the others."] if turnover else []
+        [f"From round {turnover} on only they are present: earlier scores are those of the other clients."]
+        if turnover
+        else []
     )
     return [f"{text[0].upper()}{text[1:]}.", *gone] if text else []
 
 
 def _absences(run: RunFolder) -> list[str]:
-    """Who took no part in whole rounds, and why at last."""
+    """Clients that missed whole rounds, each with the last reason."""
     found: dict[int, list[Left]] = {}
     for left in _sorts(run)[4]:
         found.setdefault(left.client, []).append(left)
@@ -160,7 +159,7 @@ def _absences(run: RunFolder) -> list[str]:
 
 
 def _standing_out(run: RunFolder) -> list[str]:
-    """Whose updates are unlike the others'."""
+    """Clients whose updates are outliers."""
     told = (run.result or {}).get("stands_out", {})
     return [f"client {client} {cut(words, _CHARACTERS)}" for client, words in list(told.items())[:_NAMES]]
 
@@ -170,8 +169,8 @@ def _capitals(texts: Sequence[str]) -> list[str]:
 
 
 def _sorts(run: RunFolder) -> tuple[list[Left], list[Left], list[Left], list[Left], list[Left]]:
-    """Exchanges without a usable reply, with a reply that was not needed, scorings, newcomers refused, and clients that
-    a round went on without."""
+    """Exchanges without a usable reply, with a surplus reply, failed scorings, refused newcomers, and absences from
+    whole rounds."""
     found = left_out(run)
     absent = [left for left in found if left.handler == ABSENT]
     refused = [left for left in found if left.handler == _JOINING]
@@ -195,7 +194,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _unanswered(run: RunFolder) -> list[tuple[int, int, str, str]]:
-    """The ledger's exchanges without a used reply; none from a ledger of before there were any."""
+    """The ledger's exchanges without a used reply; none in ledgers of old versions."""
     if run.ledger is None or "outcome" not in run.ledger.column_names:
         return []
     rows = run.ledger.filter(pc.field("outcome") != "answered").select(_COLUMNS).to_pylist()

@@ -8,12 +8,12 @@ from fewbytes.core.promise import Privacy
 from fewbytes.report.folder import RunFolder
 
 OUTSIDE = {
-    "clients": "the models that the server sends and keeps; not of what else is here: clients' losses and scores, "
-    "which are exact, their own models and states, counts of samples and labels, bytes",
-    "samples": "training samples, in what clients send; not of test samples, on which scores are exact, of counts of "
-    "samples and labels, or of clients' own models and states where they are here",
+    "clients": "the models that the server sends and keeps. Not covered, and exact: clients' losses and scores, "
+    "their own models and states, counts of samples and labels, bytes",
+    "samples": "training samples, in what clients send. Not covered: test samples, whose scores are exact, counts of "
+    "samples and labels, and clients' own models and states where they are stored here",
 }
-"""What a promise of privacy is of, and what a run folder holds besides."""
+"""What differential privacy covers, and what else a run folder holds."""
 
 
 def noted(runs: Sequence[RunFolder]) -> list[str]:
@@ -28,7 +28,7 @@ def noted(runs: Sequence[RunFolder]) -> list[str]:
         rounds = sum(row["phase"] == "round" for row in run.rounds)
         name = f"{run.label}, " if len(runs) > 1 else ""
         if terms := run.fact("dp"):
-            lines.append(f"{name}dp ({terms}) is of {OUTSIDE[Privacy.read(terms).of]}")
+            lines.append(f"{name}dp ({terms}) covers {OUTSIDE[Privacy.read(terms).of]}")
         lines += [
             f"{name}in {len(amounts)} of {rounds} rounds {what} (the last time {amounts[-1]})"
             for what, amounts in found.items()

@@ -35,22 +35,22 @@ from fewbytes.report.table import KINDS, alike, badges, majority_rows
 from fewbytes.running.rounding import MEASURED, rounded_rows
 
 METRICS = {
-    "mAP": "COCO's average precision: the mean over classes and over the overlaps (IoU), 0.50 to 0.95, that a box must "
-    "have with a true one",
+    "mAP": "COCO's average precision: averaged over classes and over thresholds, 0.50 to 0.95, of the overlap (IoU) "
+    "with a true box",
     "AP50": "the same at an overlap of 0.50",
     "AP75": "the same at an overlap of 0.75",
     "APM": "as mAP, of objects of 32² to 96² pixels of the original image",
     "APL": "as mAP, of objects of more than 96² pixels",
-    "auc": "area under the ROC curve, the mean over classes that occur, and not always",
-    "average-precision": "area under precision over recall, the mean over classes that occur, and not always",
-    "balanced-accuracy": "the mean over classes of the share that is found",
-    "f1": "the mean over classes of the harmonic mean of precision and recall",
-    "iou": "the mean over classes of the overlap of the pixels predicted and true, of all that are either",
-    "mae": "mean absolute error: less is better",
-    "mse": "mean squared error: less is better",
-    "rmse": "root of the mean squared error: less is better",
-    "r2": "the share of the variance that is explained; below 0, worse than the mean",
-    "perplexity": "e to the mean cross-entropy of a token: less is better",
+    "auc": "area under the ROC curve, averaged over classes with positive and negative samples",
+    "average-precision": "area under precision over recall, averaged over classes with positive and negative samples",
+    "balanced-accuracy": "recall averaged over classes",
+    "f1": "harmonic mean of precision and recall, averaged over classes",
+    "iou": "intersection over union of predicted and true pixels, averaged over classes",
+    "mae": "mean absolute error: lower is better",
+    "mse": "mean squared error: lower is better",
+    "rmse": "root mean squared error: lower is better",
+    "r2": "fraction of the variance explained; below 0, worse than predicting the mean",
+    "perplexity": "exponential of the mean cross-entropy per token: lower is better",
 }
 MANY = 10  # runs: with more, their names are no title, and all can be shown or hidden at once
 Line = tuple[RunFolder, str, str | None, int]

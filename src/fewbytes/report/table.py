@@ -21,22 +21,22 @@ from fewbytes.running.settings import ROUNDING
 T = TypeVar("T")
 KINDS = {
     "global": "the global model, on the server's test data",
-    "personalised": "each client's own model, trained and not yet sent, on its own test data: the mean over clients",
-    "micro": "clients' own models on all their test samples together",
-    "sparse": "the masked model that a client sent, on its own test data: the mean over clients",
-    "combined": "the model that a client received, not yet trained, on its own test data: the mean over clients",
-    "cohort": "as personalised, of the clients of the last scored round",
-    "inherited": "a newcomer's model as it joins, not yet trained, on its own test data",
-    "newcomers": "as personalised, of the clients that came later",
+    "personalised": "each client's own model after local training, on its own test data; mean over clients",
+    "micro": "clients' own models, over all their test samples together",
+    "sparse": "the masked model that a client sent, on its own test data; mean over clients",
+    "combined": "the model that a client received, before training, on its own test data; mean over clients",
+    "cohort": "as personalised, for the clients of the last scored round",
+    "inherited": "a newcomer's model as it joins, before training, on its own test data",
+    "newcomers": "as personalised, for the clients that joined later",
 }
-"""What is scored, by kind."""
+"""The meaning of each kind of score."""
 
 
 PERSONALISED = "personal-\nised"
 COLUMNS = ("final", "best", PERSONALISED, "global", "MB\nup", "MB\ndown", "s")
 FOLDED = 10  # characters of a method's name in a line, at least
 LEAST = ("s", "best", "global", PERSONALISED)
-"""Of them, what a narrow terminal goes without, the first first."""
+"""Columns that a narrow terminal drops, in this order."""
 
 
 def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) -> Table:
@@ -149,7 +149,7 @@ def badges(run: RunFolder) -> list[str]:
     the mean; to what clients round what they send; what it promises of privacy, and has spent; how it ended, if it is
     not done; what its budget did."""
     by = {"budget": "by the budget", "stop_when": f"by {run.fact('stop_when')}"}.get(str(run.fact("ended_by")))
-    ended = [f"round {run.fact('rounds')} the last, {by}"] if by else []
+    ended = [f"ended at round {run.fact('rounds')}, {by}"] if by else []
     rule = [str(run.fact("aggregate"))] if run.fact("aggregate") else []
     if bits := run.fact("uplink_bits"):
         rule.append(_bits(str(bits).partition("=")[0]))
@@ -193,9 +193,9 @@ def _rounded(runs: Sequence[RunFolder]) -> list[str]:
         for way, keys in ROUNDING.items():
             if (bits := made.get(f"{way}_bits_per_value")) is not None:
                 error = made[f"{way}_rounding_error"]
-                lines.setdefault(way, []).append(f"{name}to {bits:.2f} bits a value, error {error:.2g}")
+                lines.setdefault(way, []).append(f"{name}to {bits:.2f} bits per value, error {error:.2g}")
             elif run.rounds and any(run.fact(key) for key in keys):
-                lines.setdefault(way, []).append(f"{name}nothing, all went in full")
+                lines.setdefault(way, []).append(f"{name}nothing, all values were sent in full")
     return [f"{way} rounded: {'; '.join(each)}" for way, each in lines.items()]
 
 

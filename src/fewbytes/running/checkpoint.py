@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on, and whether it may."""
+"""Checkpoints: all that a run needs to resume, and the check that it may."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ VERSION = version("fewbytes")
 
 @dataclass
 class Checkpoint:
-    """Everything a run needs to go on as if it had never stopped, but for client states and messages that wait, which
-    lie in files of their own."""
+    """Everything a run needs to resume as if it had never stopped, except client states and waiting messages, which
+    have their own files."""
 
     fewbytes: str
     nonce: bytes  # drawn when the run began
-    starts: int  # how often it has been gone on with
+    starts: int  # how often it has been resumed
     fingerprint: str
     round: int  # the last whole round; 0: after the start
     known: Tensor  # the clients that take part, int64
@@ -93,8 +93,7 @@ do so yet."""
 
 @dataclass
 class _Unsynced:
-    """The checkpoint after a round that does not survive a loss of power yet: the files that it names, the places that
-    must be on the disk for it, and what syncs them."""
+    """A checkpoint that is not yet durable: its round, the files it names, the paths to sync, and the pending syncs."""
 
     round: int
     named: Named
@@ -106,8 +105,8 @@ class Checkpoints:
     """The checkpoints in a run folder, one for each of its last rounds, `most` of them (None: all):
     `checkpoint/round-<t>.state`. The exchanges and the lines of rounds.jsonl so far, which only grow, lie beside them.
 
-    If `durable`, each comes to survive a loss of power while the run goes on: until then it is called `.unsynced`, one
-    at most is, and none goes in its place. A process that ends, however it does, loses none: the system has them all.
+    If `durable`, each is synced to disk while the run continues. Until then it is called `.unsynced`; at most one is,
+    and older ones stay. A process that crashes loses none, as the system has the files.
     """
 
     def __init__(self, folder: Path, durable: bool = True, most: int | None = None) -> None:
@@ -116,7 +115,7 @@ class Checkpoints:
         self.rows = GrowingFile(self._folder / "rows")
         self._safe: dict[int, Named] = {}  # the files that the checkpoint after a round names
         self._unsynced: _Unsynced | None = None
-        # they only sync, and hold no lock of ours: a process that is forked meanwhile needs nothing of them
+        # these threads only sync and hold no lock of ours, so that forks are safe
         self._threads = ThreadPoolExecutor(SIDE_BY_SIDE)
 
     def path(self, t: int) -> Path:
@@ -133,7 +132,7 @@ class Checkpoints:
         return sorted({int(name[1]) for name in names if name})
 
     def starts(self) -> int:
-        """How often the run has been gone on with."""
+        """How often the run has been resumed."""
         found = 0
         for path in self._folder.glob("round-*"):
             with suppress(UserError):
@@ -155,13 +154,13 @@ class Checkpoints:
         return self._read(safe)
 
     def _read(self, path: Path) -> Checkpoint:
-        begin = f"remove {self._folder.parent}, and begin anew"
+        begin = f"remove {self._folder.parent}, and start again"
         try:
             parsed = Parsed(path.read_bytes(), None)
             if parsed.version.partition(".")[0] != str(MAJOR):
                 raise UserError(
                     f"the checkpoint {path} was written by another version of fewbytes, {parsed.header.fields[0]}, in "
-                    f"format {parsed.version}, and this one has {MAJOR}: go on with that one, or {begin}"
+                    f"format {parsed.version}, and this one has {MAJOR}: resume with that version, or {begin}"
                 )
             found = unpack_state(Checkpoint, parsed)
         except FrameError as error:
@@ -178,7 +177,7 @@ class Checkpoints:
             raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
 
     def _check_named(self, path: Path, checkpoint: Checkpoint) -> None:
-        """Raises UserError if a file that it names is gone or damaged; states may lie elsewhere, on nodes."""
+        """Raises UserError if a file that it names is missing or damaged; states may be on nodes instead."""
         store, waiting = self._folder / "clients", self._folder / "waiting"
         named = checkpoint.files()
         states = [store / f"{i}-{version}.state" for i, version in named.versions.items() if version and store.is_dir()]
@@ -293,21 +292,20 @@ class Checkpoints:
 
 
 def read_checkpoint(folder: Path, from_round: int | None = None) -> Checkpoint:
-    """The last checkpoint of a run folder that is not damaged, or the one after `from_round`. Raises UserError if there
-    is none."""
+    """The last intact checkpoint of a run folder, or the one after `from_round`. Raises UserError if there is none."""
     kept = Checkpoints(folder)
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.toml): name one of those under runs/")
     check_own(folder)
     rounds = kept.rounds()
     if not rounds:
-        raise UserError(f"{folder} has no checkpoint to go on from: the run ended before its first round")
+        raise UserError(f"{folder} has no checkpoint to resume from: the run ended before its first round")
     if from_round is not None:
         if from_round not in rounds:
             there = f"{'those' if len(rounds) > 1 else 'that'} of {' and '.join(map(str, rounds))}"
             raise UserError(
-                f"{folder} keeps no checkpoint of round {from_round} to go back to, only {there} (a run keeps its last "
-                "so many, --keep-checkpoints)"
+                f"{folder} keeps no checkpoint of round {from_round} to go back to, only {there} (--keep-checkpoints "
+                "sets how many recent rounds a run keeps)"
             )
         return kept.read(from_round)
     for t in reversed(rounds[1:]):
@@ -317,9 +315,9 @@ def read_checkpoint(folder: Path, from_round: int | None = None) -> Checkpoint:
 
 
 def check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -> None:
-    """Raises UserError if a run of this fingerprint and length cannot go on from the checkpoint."""
+    """Raises UserError if a run of this fingerprint and length cannot resume from the checkpoint."""
     if rounds < checkpoint.round or (checkpoint.finished and rounds > checkpoint.round):
-        state = "has ended" if checkpoint.finished else "is already further"
+        state = "has finished" if checkpoint.finished else "is already further"
         raise UserError(f"the run in {folder} {state}, after {checkpoint.round} rounds: start a new one for {rounds}")
     if checkpoint.fewbytes.split(".")[:2] != VERSION.split(".")[:2]:
         raise UserError(f"the checkpoint in {folder} was written by fewbytes {checkpoint.fewbytes}; this is {VERSION}")
@@ -331,7 +329,7 @@ def check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -
 
 
 def fingerprint(method: Method, task: Task, how: str) -> str:
-    """A digest of all that a run's numbers depend on: `how` is what the run adds to method and task."""
+    """A digest of everything a run's results depend on; `how`: the run's part, besides method and task."""
     counts, objective = task.data.label_counts(), task.problem.objective
     splits = [client.train for client in task.data.clients]
     if task.data.public is not None:

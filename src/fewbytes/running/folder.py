@@ -1,4 +1,4 @@
-"""The folder of a run: held by one process at a time, begun once, gone back in."""
+"""The folder of a run: locked by one process at a time, created once, cleaned when a run goes back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fewbytes.core.method import Method
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make the folder and keep other processes from running in it. Raises UserError if one does."""
+    """Make the folder, and lock it against other processes. Raises UserError if one runs in it."""
     try:
         private_folder(folder / "checkpoint")
     except (FileExistsError, NotADirectoryError):
@@ -29,10 +29,10 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def begin_folder(folder: Path, method: Method, rounds: int, seed: int, config: str | None) -> None:
-    """Write what a run begins with; `config`: text of config.toml, by default the method's parameters. Raises UserError
-    if a run is there."""
+    """Write the first files of a run; `config`: text of config.toml, by default the method's parameters. Raises
+    UserError if the folder holds a run."""
     if (folder / "config.toml").exists():
-        raise UserError(f"{folder} already holds a run: choose another folder, or go on with it (resume=True)")
+        raise UserError(f"{folder} already holds a run: choose another folder, or resume it with resume=True")
     if (folder / "gallery").exists():
         raise UserError(f"{folder} already holds a gallery, of another run: choose another folder")
     if config is None:
@@ -43,7 +43,7 @@ def begin_folder(folder: Path, method: Method, rounds: int, seed: int, config: s
 
 
 def forget_result(folder: Path) -> None:
-    """Remove what reports rounds that are to be done again."""
+    """Remove results of rounds that will be repeated."""
     of_later = [folder / name for name in ("result.json", "ledger.parquet", "report.html")]
     for file in (*of_later, *(folder / "models").glob("*.safetensors")):
         file.unlink(missing_ok=True)

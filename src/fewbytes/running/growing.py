@@ -1,4 +1,4 @@
-"""Files that only grow, a beginning of which each checkpoint names: what lies behind it is of later rounds."""
+"""Append-only files: each checkpoint names a prefix of them; the rest belongs to later rounds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fewbytes.base.errors import UserError
 
 @dataclass
 class Beginning:
-    """So many bytes of a file, and their BLAKE3."""
+    """A prefix of a file: its length in bytes, and its BLAKE3 digest."""
 
     size: int
     digest: bytes
 
 
 class GrowingFile:
-    """A file that only grows, its owner's to read."""
+    """An append-only file that only its owner may read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class GrowingFile:
         return data
 
     def go_back(self, beginning: Beginning) -> bytes:
-        """Go on from what the file begins with, which is given back. Raises UserError as `read`."""
+        """Continue from a prefix, and return its bytes. Raises UserError as `read`."""
         data = self.read(beginning)
         self._hasher, self._size = blake3(data), len(data)
         return data

@@ -55,7 +55,7 @@ class Loop:
         self.starts, self.seconds, self.status = 0, 0.0, "running"
 
     def begin(self) -> Checkpoint | None:
-        """The checkpoint to go on from, or a folder begun anew. Raises UserError if neither can be."""
+        """The checkpoint to resume from; None for a new folder, which it creates. Raises UserError if it cannot."""
         settings = self.settings
         if not settings.resume:
             begin_folder(self.folder, self.method, self.rounds.planned, self.task.problem.seed, settings.config)
@@ -67,27 +67,27 @@ class Loop:
         last = self.checkpoints.rounds()[-1]
         if settings.from_round is None and checkpoint.round < last:
             path = self.checkpoints.path(last)
-            self.watcher.note(f"the checkpoint {path} is damaged: the run goes on from round {checkpoint.round}")
+            self.watcher.note(f"the checkpoint {path} is damaged: the run resumes after round {checkpoint.round}")
         self.rows = [json.loads(line) for line in self.checkpoints.rows.read(checkpoint.rows).splitlines()]
         self.rounds.end(self.rows, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds.last)
         for promise in self.promises:
             promise.recall(self.rows, 0 if settings.from_round is None else self.rounds.last - checkpoint.round)
-        if settings.config is not None:  # with what was asked for anew, for who goes on after this
+        if settings.config is not None:  # with settings that changed, for the next resumption
             write_text(self.folder / "config.toml", settings.config)
         self.starts = checkpoint.starts = self.checkpoints.starts() + 1
-        # so that no number is given twice, however often a run is gone on with
+        # so that no number is used twice, however often a run is resumed
         self.checkpoints.write_again(checkpoint)
         known = staying(checkpoint.known.tolist(), self.task.problem, min(checkpoint.round + 1, self.rounds.last))
         checkpoint.known = torch.tensor(known, dtype=torch.int64)
         return checkpoint
 
     def origin(self, checkpoint: Checkpoint | None) -> Origin:
-        """Where an engine stands that goes on from a checkpoint, or at the start."""
+        """The state from which an engine continues: of a checkpoint, or at the start."""
         return Origin.start(self.task.problem) if checkpoint is None else checkpoint.origin()
 
     def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:
-        """Go through all phases on an engine; what result.json says."""
+        """Run all phases on an engine; returns the content of result.json."""
         self.engine, engine.replies.on_reply = engine, self.watcher.replied
         for promise in self.promises:
             promise.begin(engine)
@@ -123,7 +123,7 @@ class Loop:
         return self._summary()
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
-        """Have everything be as the checkpoint says."""
+        """Restore everything from the checkpoint."""
         self._recall_state(checkpoint)
         self.seconds, self.engine.memory.peak = checkpoint.seconds, checkpoint.peak_memory_bytes
         if self.checkpoints.go_back(checkpoint.round):
@@ -139,7 +139,7 @@ class Loop:
         self.state = None if kind is None else unpack_state(kind, checkpoint.server)
 
     def _phases(self, checkpoint: Checkpoint | None) -> None:
-        """What comes before the first round, the rounds, and what comes after the last, from a checkpoint on."""
+        """The start, the rounds and the final step, from a checkpoint on."""
         engine, method, problem = self.engine, self.method, self.task.problem
         if checkpoint is None:
             self._phase(0, "start", lambda state: method.start(state, engine.network))
@@ -163,7 +163,7 @@ class Loop:
         self.method.finish(state, self.engine.network)
 
     def _phase(self, t: int, phase: str, step: Callable[[Any], None], client: Id | None = None) -> None:
-        """Go through a phase: take its step, score the models, write what came of it, and tell people."""
+        """Run a phase: take its step, score the models, write the results, and call the watcher."""
         engine, started, before = self.engine, time.monotonic(), len(self.engine.ledger)
         due = phase == "round" and (t % self.settings.evaluate_every == 0 or t == self.rounds.last)
         shows = due or phase == "finish" or (phase == "round" and self.rounds.may_end("sent"))
@@ -187,7 +187,7 @@ class Loop:
         self._report(done)
 
     def _go_back(self) -> None:
-        """Forget what a step that is taken again has done."""
+        """Undo a step that will be repeated."""
         if not self.checkpoints.rounds():
             self.state = self.method.server(self.task.problem)
             self.engine.go_back(self.origin(None))
@@ -197,7 +197,7 @@ class Loop:
         self.engine.go_back(self.origin(checkpoint))
 
     def _checkpoint(self, done: Phase) -> None:
-        """Write the checkpoint after a phase, and its line; it gets onto the disk while the next phase goes on."""
+        """Write the checkpoint after a phase, and its line; both are synced to disk during the next phase."""
         engine, checkpoints, (exchanges, lines) = self.engine, self.checkpoints, self.kept
         checkpoints.settle()
         rows = "".join(json.dumps(row) + "\n" for row in self.rows[lines:])
@@ -214,7 +214,7 @@ class Loop:
         checkpoints.sync()  # last, as files are slow to change while others are synced
 
     def _report(self, done: Phase) -> None:
-        """Tell people what came of a phase."""
+        """Report a phase to the watcher."""
         self._report_moved()
         if done.phase in ("round", "finish"):
             if done.row:

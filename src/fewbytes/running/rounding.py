@@ -1,4 +1,4 @@
-"""What a run that rounds what travels may be of, and what it says of that."""
+"""Checks of rounding settings, and the rounding figures of a run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MEASURED: dict[Way, dict[str, str]] = {
     "uplink": {UP_BITS: "uplink_bits_per_value", UP_ERROR: "uplink_rounding_error"},
     "downlink": {DOWN_BITS: "downlink_bits_per_value", DOWN_ERROR: "downlink_rounding_error"},
 }
-"""What rounding measures, and what result.json calls the means."""
+"""The measurements of rounding, and the names of their means in result.json."""
 
 
 def check_rounding(method: Method, settings: Settings) -> None:
-    """Raises UserError for settings that round what travels, and a method of which nothing is that can be."""
+    """Raises UserError for rounding settings with a method that sends nothing to round."""
     for way, keys in ROUNDING.items():
         named = " and ".join(key for key in keys if key in settings.rounding)
         if named and (why := unrounded(method, way)):
@@ -29,9 +29,9 @@ def check_rounding(method: Method, settings: Settings) -> None:
 
 
 def unrounded(method: Method, way: Way) -> str:
-    """Why nothing is rounded that travels that way; empty if something is."""
+    """Why nothing is rounded in that direction; empty if something is."""
     if way == "downlink" and method.promises.streams:
-        return "clients train for several rounds on what they were sent, which is not rounded"
+        return "clients train several rounds on one download, so downloads are not rounded"
     if method.roundable(way):
         return ""
     who = "its clients send" if way == "uplink" else "its server sends"
@@ -39,14 +39,14 @@ def unrounded(method: Method, way: Way) -> str:
 
 
 def rounded_rows(rows: Sequence[dict[str, Any]], way: Way) -> list[dict[str, Any]]:
-    """The lines of rounds.jsonl in which something was rounded that way."""
+    """The lines of rounds.jsonl with rounding in that direction."""
     names = MEASURED[way]
     return [row for row in rows if all(math.isfinite(row.get("measured", {}).get(name, math.nan)) for name in names)]
 
 
 def rounded(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The bits a value and the rounding error of a run's lines of rounds.jsonl, means over those that have them, as
-    result.json says it; nothing where nothing was rounded."""
+    """Means of the bits per value and the rounding error over lines of rounds.jsonl that have them, with their names in
+    result.json; empty if nothing was rounded."""
     means: dict[str, float] = {}
     for way, names in MEASURED.items():
         if found := [row["measured"] for row in rounded_rows(rows, way)]:

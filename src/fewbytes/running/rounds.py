@@ -1,4 +1,4 @@
-"""How many rounds a run has: those that are planned, or fewer by a limit."""
+"""The number of rounds of a run: those planned, or fewer by a limit."""
 
 from __future__ import annotations
 

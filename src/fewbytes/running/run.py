@@ -1,4 +1,4 @@
-"""What is run, as every engine takes it: made once, and checked before anything is written."""
+"""A checked run, as every engine takes it: made once, before anything is written."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fewbytes.running.settings import Settings
 
 @dataclass(frozen=True)
 class Run:
-    """A method on a task, by settings and a policy. `of` makes it, and checks all of them.
+    """A method on a task, with settings and a policy; make it with `of`, which checks all of them.
 
-    `task`: with the models that the method trains, and what clients promise their samples. `notes`: for people, what
-    was found as the first models were tried.
+    `task`: with the method's models, and the clients' privacy promises. `notes`: findings about the first models, for
+    the user.
     """
 
     method: Method
@@ -35,7 +35,7 @@ class Run:
 
     @classmethod
     def of(cls, method: Method, task: Task, settings: Settings, policy: Policy | None = None) -> Self:
-        """The run, whose models are tried unless it is resumed. Raises UserError, or MethodError, for what cannot be
+        """Make and check a run; its models are tried unless it is resumed. Raises UserError or MethodError if it cannot
         run."""
         policy = Policy() if policy is None else policy
         if not isinstance(method, Method):
@@ -54,11 +54,11 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are planned."""
+        """The planned number of rounds."""
         return self.method.planned_rounds(self.settings.rounds)
 
     def terms(self, folder: Path) -> Terms:
-        """What an engine takes of it, in a folder."""
+        """The arguments of an engine for this run, in a folder."""
         settings, clients = self.settings, len(self.task.problem.clients)
         seconds = None if settings.speeds is None else settings.speeds.seconds(clients, self.task.problem.seed)
         rates = settings.uplink(), settings.downlink()
@@ -76,7 +76,7 @@ class Run:
         check_rounding(self.method, settings)
         for t in () if self.task.problem.stays else range(1, self.rounds + 1):
             if not self.task.problem.clients_in(t):
-                raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
+                raise UserError(f"no client is present in round {t} of {self.rounds}: change rounds, or the presence")
 
     def _check_promise(self) -> None:
         promise, rule = self.settings.dp, self.settings.aggregate
@@ -86,14 +86,14 @@ class Run:
         promise.check(self.method.method_name, self.method.promises.protects)
         check_models(map(self.task.problem.model, self.task.problem.architectures()))
         if rule != Rule():
-            raise UserError(f"dp is of a mean of clients' updates, and aggregate is {rule}: leave one out")
+            raise UserError(f"dp needs the mean of clients' updates, and aggregate is {rule}: leave one out")
         if self.policy.over_selection:
             raise UserError(
-                "dp: who takes the place of a client that is late would be in the mean: leave over_selection out"
+                "dp needs a fixed sample of clients, and over_selection replaces late ones: leave over_selection out"
             )
 
     def _tried(self) -> tuple[str, ...]:
-        """What people should know of the first models. Raises UserError for those that cannot be trained."""
+        """Notes on the first models. Raises UserError for models that cannot be trained."""
         check_first_models(self.method, self.task)
         check_state(self.method, "server", self.method.server(self.task.problem.on_cpu()))
         self.method.state_class("client")

@@ -86,7 +86,7 @@ class Settings(Group):
     coded: bool = setting(True, "Compress messages losslessly.", key="coding", option="--coding/--no-coding")
     keep_frames: bool = setting(False, "Keep every message as a file, for `fewbytes inspect`.", option="--keep-frames")
     keep_checkpoints: Count = setting(
-        2, "Number of recent rounds to keep checkpoints of, for --from-round.", resumable=True, brief=True
+        2, "Number of recent rounds whose checkpoints are kept.", resumable=True, brief=True
     )
     save_models: bool = setting(True, "Save the trained models.", option="--models/--no-models")
     out: Path | str | None = None  # the run folder; None: a temporary one that lives as long as the result
@@ -106,7 +106,7 @@ class Settings(Group):
         if self.from_round is not None and not self.resume:
             raise UserError("from_round needs resume: it goes back to an earlier round of that run")
         if self.uplink_bits is not None and self.uplink_step is not None:
-            raise UserError("uplink_bits and uplink_step both set the rounding of uploads: give only one")
+            raise UserError("uplink_bits and uplink_step both set the rounding of uploads: leave one out")
         if self.rounding and not self.coded:
             named = " and ".join(self.rounding)
             raise UserError(f"rounding saves bytes only with coding: leave out {named}, or coding = false")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def terminating(stop: threading.Event | None = None) -> Iterator[None]:
-    """Treat a polite request to end (SIGTERM) like Ctrl-C; with `stop`, the first of either only sets it."""
+    """Treat SIGTERM like Ctrl-C; with `stop`, the first of either only sets it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

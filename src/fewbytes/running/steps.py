@@ -1,4 +1,4 @@
-"""A step of a run that fails: it is taken again without whose replies broke it, or its error says where that was."""
+"""Steps that fail: a step is repeated without the clients whose replies broke it, or its error states where."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def take(
     note: Callable[[str], None],
     patient: bool,
 ) -> None:
-    """Begin and take a step; again without them if clients' replies made the method raise, or, where the run is
-    `patient`, later, if too few answered. `go_back`: forget what it has done."""
+    """Take a step. Repeat it without clients whose replies made the method raise, or, if the run is `patient`, later
+    when too few clients answered. `go_back`: undoes a step."""
     engine.fresh()
     tries, guesses = 0, 0
-    first: Exception | None = None  # what the method raised, as is told if nobody is to blame
+    first: Exception | None = None  # the method's first error, raised if no client caused it
     while True:
         blamed: list[Id] = []
         begin()
@@ -47,20 +47,20 @@ def take(
                 raise first from None
         if blamed:
             who = ", ".join(engine.sites.called(i) for i in blamed)
-            note(f"round {engine.step.t}: taken again without {who}: {engine.blame.barred[blamed[0]]}")
+            note(f"round {engine.step.t}: repeated without {who}: {engine.blame.barred[blamed[0]]}")
         go_back()
 
 
 def _of_the_author(error: Exception) -> bool:
-    """Whether no client's reply can have made a method's server half raise this: a name that nowhere is, an attribute
-    that objects of a class do not have."""
+    """Whether an error of a method's server half cannot come from a client's reply: an undefined name, a missing
+    attribute."""
     if isinstance(error, AttributeError):
         return error.obj is not None
     return isinstance(error, NameError | ImportError)
 
 
 def say_where(error: Exception, method: str, t: int) -> None:
-    """Have an error of the method's server half say in which method, round and line it was raised."""
+    """Add method, round and line to an error of the method's server half."""
     if not isinstance(error, FewbytesError):
         error.add_note(f"{method}, round {t}")
     elif isinstance(error, MethodError) and not getattr(error, "__notes__", None):  # which a handler's has

@@ -20,10 +20,10 @@ PATIENCE = re.compile(r"patience\s*=\s*([1-9][0-9]*)", re.ASCII)
 
 @dataclass(frozen=True)
 class StopWhen:
-    """What ends a run: a score that is reached, or, of so many scored rounds, that none was better than those before.
+    """The condition that ends a run: a target score, or a number of scored rounds without improvement (patience).
 
-    A target is of a kind of score, of the first metric if none is named. Patience is with the score of the first metric
-    that the method's paper reports, be more or less of it better.
+    A target names a kind of score, and possibly a metric (default: the first). Patience uses the first metric's score
+    of the kind that the method's paper reports.
     """
 
     patience: int = 0  # scored rounds; 0: there is a target
@@ -48,8 +48,8 @@ class StopWhen:
                 if math.isfinite(float(value)):
                     return cls(0, (metric or "").strip(), kind.strip(), way == ">=", float(value))
         raise UserError(
-            "stop_when is a score that is reached, like global>=0.9 or f1/personalised>=0.8 (<= where less is better), "
-            f"or the scored rounds to wait for a better one, like patience=5, not {text!r}"
+            "stop_when is a target score, like global>=0.9 or f1/personalised>=0.8 (<= where lower is better), or a "
+            f"number of scored rounds without improvement, like patience=5, not {text!r}"
         )
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class StopWhen:
         return f"{metric}{self.kind}{'>=' if self.at_least else '<='}{self.value}"
 
     def check(self, metrics: Sequence[Metric]) -> None:
-        """Raises UserError if there is no such metric, or it never reaches that value."""
+        """Raises UserError if there is no such metric, or it cannot reach that value."""
         known = {metric.name: metric for metric in metrics}
         if not metrics or (self.metric and self.metric not in known):
             there = f"there are {', '.join(known)}" if known else "there are none: give metrics"
@@ -69,19 +69,19 @@ class StopWhen:
             example = f": {self.value / 100:g}, not {self.value:g}" if 1 < self.value <= 100 else ""
             raise UserError(f"stop_when {self}: {metric.name} is a share, from 0 to 1{example}")
         if not self.patience and self.at_least != metric.higher:
-            better, sign = ("more", ">=") if metric.higher else ("less", "<=")
-            raise UserError(f"stop_when {self}: {better} of {metric.name} is better, so it is reached with {sign}")
+            better, sign = ("higher", ">=") if metric.higher else ("lower", "<=")
+            raise UserError(f"stop_when {self}: {better} {metric.name} is better: use {sign}")
 
     def missing(self, scores: Mapping[str, Mapping[str, float]]) -> str:
-        """What people should know if a round's scores, by metric and kind, have none of that kind; else nothing."""
+        """A note if a round's scores, by metric and kind, have none of that kind; else empty."""
         kinds = scores.get(self.metric, {}) if self.metric else next(iter(scores.values()), {})
         if self.patience or self.kind in kinds:
             return ""
-        return f"stop_when {self}: nothing is scored so yet; there are {', '.join(kinds) or 'no scores'}"
+        return f"stop_when {self}: there is no such score yet; there are {', '.join(kinds) or 'no scores'}"
 
     def why(self, rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric], headline: str) -> str:
-        """Why no round comes after these lines of rounds.jsonl, in words; nothing if one does. `headline`: the kind
-        that the method's paper reports."""
+        """Why the run ends after these lines of rounds.jsonl; empty if it continues. `headline`: the kind of score that
+        the method's paper reports."""
         name = self.metric or metrics[0].name
         scored = [row["scores"][name] for row in rows if row["phase"] == "round" and row["scores"].get(name)]
         if not self.patience:

@@ -1,4 +1,4 @@
-"""Whom a run reports to while it goes on."""
+"""Watchers: objects to which a run reports its progress."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """What a run reports while it goes on; override what you want to hear.
+    """Receives a run's events; override the methods for those you need.
 
     A run begins with `started`, after `waiting` on Flower. Each of its steps (a round, a client that joins, what comes
     before the first round and after the last) calls `replied` as clients answer and, when its checkpoint is written,
     `moved`; after that a round calls `scored`, and a client that came `joined` or `refused`. `ended` is last.
-    All of it happens in the process of the run's loop and steers nothing. What a watcher raises ends the run, which can
-    be resumed.
+    All calls come from the process of the run's loop, and change nothing in the run. An exception in a watcher ends the
+    run, which can be resumed.
 
     >>> import fewbytes as fb
     >>> import torch
@@ -40,8 +40,8 @@ class Watcher:
     """
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
-        """The run in a folder begins, or goes on, `done` rounds of `rounds` already behind it. The folder holds
-        config.toml and, if it goes on, all lines of rounds.jsonl so far."""
+        """The run in a folder starts, or resumes with `done` of `rounds` rounds finished. The folder holds config.toml
+        and, if resumed, all lines of rounds.jsonl so far."""
 
     def waiting(self, there: int, wanted: int) -> None:
         """The run waits for `wanted` clients to connect; `there` have."""
@@ -50,16 +50,16 @@ class Watcher:
         """A client's exchange has ended."""
 
     def awaited(self, clients: Sequence[str]) -> None:
-        """The replies of these clients, as people know them, have been waited for for a while (on Flower)."""
+        """The run has been waiting for the replies of these clients for a while (on Flower)."""
 
     def joined(self, client: Id) -> None:
-        """A client the run did not know has been served."""
+        """A new client has joined the run."""
 
     def refused(self, client: Id, why: str) -> None:
-        """A client the run did not know cannot be served; the run goes on without it."""
+        """A new client cannot join; the run continues without it."""
 
     def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
-        """Bytes that the whole run has moved so far: reported when it begins, and after each of its steps."""
+        """Bytes that the whole run has moved so far: called when it starts, and after each step."""
 
     def scored(self, row: dict[str, Any]) -> None:
         """A line of rounds.jsonl has been written: of a round, scored or not, or of what came after the last.
@@ -72,15 +72,15 @@ class Watcher:
         """
 
     def note(self, text: str) -> None:
-        """Something that people should know, such as the first loss that is not finite. Unless overridden, warns."""
+        """A note for the user, such as the first loss that is not finite. Unless overridden, it warns."""
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def stopped(self, t: int, why: str) -> None:
-        """Round t was the last, although more were asked for: another would exceed the budget, or `stop_when` holds."""
+        """Round t was the last, before the requested number: another would exceed the budget, or `stop_when` holds."""
 
     def ended(self, result: dict[str, Any]) -> None:
-        """The run is over: what result.json says, `status` done or interrupted; of one that failed, `status` and
-        `why` alone."""
+        """The run has ended: the content of result.json, `status` done or interrupted; after a failure only `status`
+        and `why`."""
 
 
 HEARD = ("waiting", "replied", "awaited", "joined", "refused", "moved", "scored", "note", "stopped")
@@ -88,14 +88,14 @@ HEARD = ("waiting", "replied", "awaited", "joined", "refused", "moved", "scored"
 
 
 class Recorder(Watcher, ABC):
-    """A watcher that writes numbers elsewhere, where much can fail that is not the run's business.
+    """A watcher that writes to another store, which may fail without ending the run.
 
-    It says what went wrong as a note, once, and hears no more of that run, which goes on.
+    Its first failure becomes a note; it then gets no more events of that run, which continues.
     """
 
     @abstractmethod
     def place(self) -> str:
-        """What it writes to, for people."""
+        """The name of its store, for messages."""
 
 
 def _passing(event: str) -> Callable[..., None]:
@@ -160,7 +160,7 @@ class _Together(Passing):
                     raise
                 self._watchers.remove(each)
                 why = " ".join(str(error).split()) or type(error).__name__
-                self.note(f"{each.place()} hears no more of this run, which goes on: {why}")
+                self.note(f"{each.place()} failed, and logs no more of this run, which continues: {why}")
 
     def note(self, text: str) -> None:
         """To those that show notes; if none does, it is one warning."""
