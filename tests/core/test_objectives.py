@@ -242,7 +242,7 @@ def test_what_cannot_be_is_refused():
         ({"device": "gpu"}, "device 'gpu' is neither cpu nor cuda"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here: .*: take cpu"),
         ({"seed": "first"}, "seed must be a whole number, not 'first'"),
-        ({"presence": [1]}, "presence of client 0 is its first and last round"),
+        ({"presence": [1]}, "presence of client 0 must be its first and last round"),
         ({"metrics": ["auc"]}, "there are mae, rmse"),
         ({"metrics": {"mine": 3}}, "the metric 'mine' is a int"),
         ({"weights": "balanced"}, "class weights are for"),

@@ -402,8 +402,8 @@ def test_federate_partition_takes_index_lists() -> None:
         ({"partition": "iid", "samples": (41, 5)}, "client 0 .*40 training samples, .*41"),
         ({"samples": (0, 5)}, "two positive numbers"),
         ({"seed": -1}, "seed -1"),
-        ({"partition": "iid", "partition_options": {"beta": 1}}, "no such options.*beta"),
-        ({"partition_options": {"beta": 1}}, "no such options.*beta"),
+        ({"partition": "iid", "partition_options": {"beta": 1}}, "does not take these options.*beta"),
+        ({"partition_options": {"beta": 1}}, "does not take these options.*beta"),
         ({"partition": "local"}, "partition local"),
     ],
 )

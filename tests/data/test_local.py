@@ -202,9 +202,9 @@ TABLE = {"age": [30, 50, 70, 50], "sex": ["f", "m", "f", "m"], "target": ["ill",
     [
         (
             {"age": [30, None, 70, 50]},
-            "a table's column 'age' has no value in some rows: fill it in, or have the server run",
+            "a table's column 'age' has missing values in some rows: fill it in, or have the server run",
         ),
-        ({"sex": None}, "a table has no column 'sex': call its columns as the server's$"),
+        ({"sex": None}, "a table has no column 'sex': use the column names of the server's table$"),
         (
             {"sex": ["f", "x", "f", "m"]},
             "a table's column 'sex' has a value that is no category .* or add a row with it to the server's",

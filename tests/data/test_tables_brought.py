@@ -439,14 +439,14 @@ def test_what_was_read_in_another_way_is_said(tmp_path):
 
 
 def test_a_missing_value_is_said_to_be_one_with_its_mark(tmp_path):
-    for value, words in (("", "no value"), ("?", r"no value, or a mark of a missing one \('\?'\)")):
+    for value, words in (("", "the value is missing"), ("?", r"the value is missing \('\?'\)")):
         columns = {"x": [value, *LAB[1:]], "kind": [value, *"ab" * 19, "a"], "y": Y}
         for only in ("x", "kind"):
             two = {name: [str(v) for v in columns[name]] if name == only else columns[name] for name in (only, "y")}
             with pytest.raises(fb.UserError, match=f"'{only}', row 1 .*{words}") as error:
                 table(two, "y")
             assert error.value.told.startswith("a table's column")
-            assert "has no value in some rows: fill it in" in error.value.told
+            assert "has missing values in some rows: fill it in" in error.value.told
 
 
 def test_many_categories_are_said():

@@ -19,7 +19,7 @@ def channel_figures(split: Split) -> tuple[list[float], list[float]]:
         for start in range(0, len(split), CHUNK):
             x = split.take(range(start, min(start + CHUNK, len(split)))).load()[0]
             if not x.is_floating_point():
-                raise UserError("normalise is for images and other numbers: samples here are whole numbers")
+                raise UserError("normalise is for floating-point samples: samples here are integers")
             x = x.double().transpose(0, 1).flatten(1)
             if turn == "mean":
                 total += x.sum(1)

@@ -1,4 +1,4 @@
-"""A data set before it is dealt out, and what clients hold once it is."""
+"""Datasets, before and after they are split among clients."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Dataset:
         if self.learns != "classes":
             raise UserError(
                 f"{self.name} has {listed(self.classes)}, the run {listed(classes)}: name what is learnt alike "
-                "everywhere, in one order (the server's are the run's)",
-                told="its data have other classes than the run: name what is learnt alike everywhere, in one order",
+                "everywhere, in the same order (the run uses the server's)",
+                told="its data have other classes than the run: use the same names everywhere, in the same order",
             )
         strange = [name for name in self.classes if name not in classes]
         if strange:
@@ -114,15 +114,17 @@ class FederatedData:
             raise UserError(f"presence is given for {len(self.presence)} of {len(self.clients)} clients: give all")
         for i, span in enumerate(self.presence):
             if not (isinstance(span, tuple | list) and len(span) == 2):
-                raise UserError(f"presence of client {i} is its first and last round, like (1, None), not {span!r}")
+                raise UserError(
+                    f"presence of client {i} must be its first and last round, like (1, None), not {span!r}"
+                )
             first, last = span
             if first < 1 or (last is not None and last < first):
                 raise UserError(
-                    f"client {i} cannot be there from round {first} to {last}: rounds count from 1, upwards"
+                    f"client {i} cannot be present from round {first} to {last}: rounds count upwards from 1"
                 )
 
     def present(self, t: int) -> list[int]:
-        """The clients that are there in round t, in ascending order."""
+        """The clients present in round t, in ascending order."""
         spans = self.presence or [(1, None)] * len(self.clients)
         return [i for i, (first, last) in enumerate(spans) if first <= t and (last is None or t <= last)]
 

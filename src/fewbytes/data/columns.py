@@ -194,10 +194,10 @@ class Texts:
         wrong = ~self.numbers
         if wrong.any():
             count = self.known - int(self.counts[wrong].sum())
-            what = f"is no number, as the column's other {count} values are" if count else "is no number"
+            what = f"is not a number, and the column's other {count} values are" if count else "is no number"
             remedy = (
-                "correct it (units and % belong in the column's name), name it if it stands for a missing value "
-                "(--missing-marks), say that the column holds categories (--categories), or leave it out (--leave-out)"
+                "correct it (units and % belong in the column's name), add it to --missing-marks if it means missing, "
+                "declare the column as categories (--categories), or leave it out (--leave-out)"
             )
             raise Unclear(what, remedy, wrong, f"a value that is no number: {remedy}")
         decimal = self._decimal(others)
@@ -213,8 +213,7 @@ class Texts:
             if how == "refuse":
                 raise Unclear(
                     "is a limit, such as one of detection, not a value",
-                    "say what to take for such: half of the limit, the limit, or a missing value (--limits "
-                    "half|value|missing)",
+                    "choose how to read limits: half the limit, the limit, or missing (--limits half|value|missing)",
                     self.limits,
                 )
             if how == "half":
@@ -232,9 +231,7 @@ class Texts:
                 raise Unclear(f"is no number with a decimal {how}", "correct it", ~allowed)
             return how
         if len(self.surely) > 1:
-            raise Unclear(
-                "has numbers with a decimal point and others with a decimal comma", "write all in one way in the file"
-            )
+            raise Unclear("has numbers with a decimal point and others with a decimal comma", "write all in one way")
         if self.surely:
             return next(iter(self.surely))
         unclear = self.like(EITHER_COMMA, self._bare)
@@ -244,7 +241,7 @@ class Texts:
             value = self.values[int(unclear.argmax())].as_py()
             raise Unclear(
                 f"has {value!r}, which is {value.replace(',', '')} or {value.replace(',', '.')}",
-                "say which: --decimal point (commas separate thousands) or --decimal comma",
+                "choose --decimal point (commas separate thousands) or --decimal comma",
                 told="has numbers that may have a decimal comma or commas between thousands: --decimal point or comma",
             )
         return "point"
@@ -253,7 +250,7 @@ class Texts:
         """Rows as days since 1970. Raises Unclear for what is no date, and for days and months that may be either."""
         wrong = ~self.dates
         if wrong.any():
-            raise Unclear("is no date, as the column's others are", "correct it or leave it empty", wrong)
+            raise Unclear("is not a date, and the column's others are", "correct it or leave it empty", wrong)
         return self.spread(dates.days_of(self.values, self.schema.date_order))
 
 

@@ -50,12 +50,12 @@ HUB = {
 }
 """Short names of data sets on the Hugging Face hub; `owner/name` (and `owner/name/configuration`) works for others."""
 
-HOST = 'say in its node.toml, under [config], where its client\'s data are, as in client-data = "/data/patients.csv"'
+HOST = 'set the place of its client\'s data in its node.toml, under [config], as in client-data = "/data/patients.csv"'
 """What to do on a node whose client's data were not found."""
 NOWHERE = f"there is no such data set on this node: {HOST}"
 ASIDE = ("old", "older", "log", "logs", "backup", "backups", "bak", "archive", "tmp", "temp")
 """What folders are called, in small letters, that lie beside clients' and are none."""
-HUB_SECONDS = 5.0  # to learn whether the hub answers at all
+HUB_SECONDS = 5.0  # to test whether the hub answers
 
 
 def load_dataset(
@@ -152,7 +152,7 @@ def load_dataset(
         notes = (f"{len(train)} images of {len(images.classes)} classes for training, {len(test)} for testing",)
     if lists:
         notes += (
-            f"{lists['train'].path.name} names these pictures, and is not used (--target COLUMN would learn one)",
+            f"{lists['train'].path.name} names these pictures, and is not used (--target COLUMN would use it)",
         )
     return Dataset(name, train, test, images.classes, notes=(*images.notes, *notes))
 
@@ -168,7 +168,7 @@ def client_folders(name: str) -> list[Path]:
         root = os.environ.get("FEWBYTES_DATA")
         under = f" here or under FEWBYTES_DATA={root}" if root else ""
         raise UserError(
-            f"--client-data: there is no folder {name!r}{under}: give one that holds a folder or table for each client"
+            f"--client-data: there is no folder {name!r}{under}: give one with a folder or table per client"
         )
     if folder.is_file() or table_files(folder):
         return [folder]
@@ -196,7 +196,7 @@ def client_folders(name: str) -> list[Path]:
     check_inside(folder, found)
     passed = [entry.name for entry in sorted(folder.iterdir(), key=lambda e: (is_stray(e), e)) if entry not in found]
     if passed:
-        _say(f"{folder}: {len(found)} clients; passed over, as no client's data: {listed(passed, 5)}")
+        _say(f"{folder}: {len(found)} clients; skipped, as no client's data: {listed(passed, 5)}")
     return found
 
 

@@ -56,7 +56,7 @@ def days_of(values: pa.Array, order: str) -> NDArray[np.float64]:
         times = texts.cast(pa.timestamp("us", "UTC" if zoned else None))
     except pa.ArrowException:
         bad = np.array([not _is_time(text) for text in texts])
-        raise Unclear("is no date that exists", "correct it or leave it empty", bad) from None
+        raise Unclear("is a date that does not exist", "correct it or leave it empty", bad) from None
     micro: NDArray[np.int64] = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
     return micro / (SECONDS_A_DAY * 1e6)
 
@@ -105,7 +105,7 @@ def _day_first(values: pa.Array, order: str) -> bool:
     what = "has dates with the day first and others with the month first"
     told = what if day_first else "has dates whose day and month may be either"
     shown = what if day_first else f"has dates like {values[0].as_py()!r}, whose day and month may be either"
-    raise Unclear(shown, "say which: --date-order day-first or month-first", told=told)
+    raise Unclear(shown, "choose --date-order day-first or month-first", told=told)
 
 
 def _iso(parts: pa.Array, month: pa.Array, day: pa.Array) -> pa.Array:

@@ -116,7 +116,7 @@ def _decoded(
         except MemoryError:
             raise UserError(
                 f"{source.where}: {shape[0]:,} images of {in_words(size)} pixels take "
-                f"{math.prod(shape) * np.dtype(form.kind).itemsize / 1e9:,.0f} GB, which this machine has not: give a "
+                f"{math.prod(shape) * np.dtype(form.kind).itemsize / 1e9:,.0f} GB, more than this machine has: set a "
                 "smaller image_size (--image-size)"
             ) from None
         # Decoding small images hardly leaves the interpreter's lock: there, threads cost more than they bring.
@@ -170,7 +170,7 @@ def _decode_into(
                 raise wrong_image(item, where, i, "is a volume, and --image-size is of pictures: leave it out")
             pixels = squared(pixels, image_size)
         if pixels.shape[:-1] != x.shape[2:]:
-            remedy = "give image_size (--image-size), the pixels a side that all are to have"
+            remedy = "set image_size (--image-size), the pixels per side for all images"
             remedy = remedy if pixels.ndim == 3 else "bring volumes to one size"
             raise UserError(
                 f"{place_of(item, where, i)} is {in_words(pixels.shape[:-1])} pixels large, the first image "

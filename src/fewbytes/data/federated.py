@@ -1,4 +1,4 @@
-"""A data set over clients: who holds which samples, by a partition's name or by one's own parts."""
+"""Splits a dataset among clients, by a named partition or by given indices."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
         raise UserError(f"test held-classes goes by classes, and {dataset.name} holds {dataset.learns}: leave it out")
     if dataset.learns == "classes" and len(dataset.classes) < 2 and dataset.groups is None:
         raise UserError(
-            f"{dataset.name} has one class, {dataset.classes[0]}: there is nothing to tell apart; if its folders mean "
+            f"{dataset.name} has one class, {dataset.classes[0]}: nothing can be learnt; if its folders mean "
             "something else, name the folder that holds those of the classes"
         )
     groups = len(dataset.classes if dataset.groups is None else dataset.groups)
@@ -78,11 +78,11 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
         given = (partition.known_classes, partition.newcomer_classes, partition.newcomers_a_round)
         if partition.stay or any(each is not None for each in given):
             raise UserError(
-                "known_classes, newcomer_classes, newcomers_a_round and stay are for runs with newcomers: say how many"
+                "known_classes, newcomer_classes, newcomers_a_round and stay need newcomers: give their number"
             )
         return _federated(dataset, *deal(range(groups), clients, seed))
     if arrival < 2:
-        raise UserError(f"newcomers cannot come in round {arrival}: give them round 2 or a later one")
+        raise UserError(f"newcomers cannot join in round {arrival}: choose round 2 or later")
     known, new = _halves(groups, partition.known_classes, partition.newcomer_classes, seed)
     train, test = deal(known, clients, seed)
     try:
@@ -107,14 +107,16 @@ def _halves(
             raise UserError(f"{name}: there is no class {_listed(unknown)}; the data set has 0 to {classes - 1}")
     overlap = set(known or ()) & set(new or ())
     if overlap:
-        raise UserError(f"known_classes and newcomer_classes both name {_listed(overlap)}: give a class to one of them")
+        raise UserError(
+            f"known_classes and newcomer_classes both name {_listed(overlap)}: give each class to one of them"
+        )
     if known is None and new is None:
         known = [int(c) for c in stream(seed, "known classes").permutation(classes)[: (classes + 1) // 2]]
     early = set(range(classes)) - set(new or ()) if known is None else set(known)
     late = set(range(classes)) - early if new is None else set(new)
     for name, these in (("known_classes", early), ("newcomer_classes", late)):
         if not these:
-            raise UserError(f"no class of 0 to {classes - 1} is left for {name}: newcomers need classes of their own")
+            raise UserError(f"no class of 0 to {classes - 1} is left for {name}: newcomers need their own classes")
     return sorted(early), sorted(late)
 
 
@@ -139,7 +141,7 @@ def _dealt(
     samples, options = partition.samples, partition.partition_options
     takes_options = name.startswith("flwr:") or (name == "dirichlet" and not samples)
     if options and not (takes_options and (name != "dirichlet" or set(options) == {"min_samples"})):
-        raise UserError(f"partition {name!r} takes no such options here: {', '.join(options)}; leave them out")
+        raise UserError(f"partition {name!r} does not take these options: {', '.join(options)}; leave them out")
     rng = RandomState(seed)
     if name == "dirichlet" and samples:
         train, test = (
@@ -162,7 +164,7 @@ def _dealt(
     else:
         train = flower(labels, flower_by_name(name.removeprefix("flwr:"), clients, partition.alpha, seed, options))
         if len(train) != clients:
-            raise UserError(f"{name} makes {len(train)} parts; say clients={len(train)} or change its options")
+            raise UserError(f"{name} makes {len(train)} parts; set clients={len(train)} or change its options")
     test = match_test(labels, train, test_labels, rng)
     if samples:
         for i, part in enumerate(train):
@@ -202,19 +204,19 @@ def federate_local(
     for i, dataset in enumerate(clients):
         if dataset is not None and dataset.learns == "boxes":
             raise UserError(
-                f"client {i}: {dataset.name} holds objects to be found, which are dealt out only",
-                told="its data hold objects to be found, which are dealt out only",
+                f"client {i}: {dataset.name} is for object detection, which needs a dataset split by the server",
+                told="its data are for object detection, which needs a dataset split by the server",
             )
         if dataset is not None and dataset.learns != test.learns:
             raise UserError(
-                f"client {i}: {dataset.name} holds {dataset.learns} to be learnt, the server's data {test.learns}",
-                told=f"its data hold {dataset.learns} to be learnt, the server's {test.learns}",
+                f"client {i}: {dataset.name} has targets of kind {dataset.learns}, the server's data {test.learns}",
+                told=f"its targets are of kind {dataset.learns}, the server's {test.learns}",
             )
         if dataset is not None and dataset.train.shape != test.shape:
             raise UserError(
                 f"client {i}: samples of {dataset.name} have shape {dataset.train.shape}, the server's {test.shape}: "
-                "make them alike",
-                told=f"its samples have shape {dataset.train.shape}, the server's {test.shape}: make them alike",
+                "make them equal",
+                told=f"its samples have shape {dataset.train.shape}, the server's {test.shape}: make them equal",
             )
         own = None if dataset is None else dataset.numbered(classes)
         held.append(nothing if own is None else ClientData(own.train, own.test))
@@ -239,7 +241,7 @@ def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indice
 def _check(partition: Partition, seed: int, available: int) -> None:
     clients, samples = partition.clients, partition.samples
     if partition.partition == "local":
-        raise UserError("partition local deals nothing out: clients' own data sets go to federate_local")
+        raise UserError("partition local splits nothing: pass clients' own datasets to federate_local")
     if clients > available:
         raise UserError(f"{clients} clients but {available} training samples; use at most as many clients as samples")
     if samples and min(samples) < 1:

@@ -1,4 +1,4 @@
-"""A table as it was read: its columns as numbers or categories, and errors that say where something is wrong."""
+"""A table as read: its columns as numbers or categories, and errors with their place."""
 
 from __future__ import annotations
 
@@ -74,11 +74,13 @@ class Table:
         return tuple(name for name in about.get("index_columns", ()) if isinstance(name, str))
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Raises UserError unless there is one of that name."""
+        """The column of that name. Raises UserError unless there is exactly one."""
         if name not in self.names:
-            raise no_column(self.where, name, self._all, "add it, as the run's table has it")
+            raise no_column(
+                self.where, name, self._all, "add it; the column must have the same name as in the server's table"
+            )
         if name in self._repeated:
-            raise self.refused(name, f"is there {self._repeated[name]} times", "leave one of them")
+            raise self.refused(name, f"occurs {self._repeated[name]} times", "keep one of them")
         return self.data.column(self.names[name])
 
     def stored(self, name: str) -> str:
@@ -130,7 +132,7 @@ class Table:
         stored, column = self.stored(name), self.column(name)
         dated = stored == "dates" or (stored in ("texts", "categories") and self.texts(name).written == "dates")
         if dated and self.schema.learns is not None and name in self.schema.numbers and name not in self.schema.dates:
-            raise self.refused(name, "has dates, where the run's table has numbers", "write it as that table has it")
+            raise self.refused(name, "has dates, and numbers in the server's table", "write numbers here, too")
         if stored == "dates":
             return dates.days_of_times(column)
         if stored == "booleans":
@@ -178,11 +180,11 @@ class Table:
         return self._in_rows(name, rows, f"{value!r} {what}", remedy, told or f"a value that {what}: {remedy}")
 
     def lacking(self, name: str, rows: NDArray[np.bool_], remedy: str) -> UserError:
-        """An error of those rows of a column, which have no value."""
+        """An error about rows of a column without a value."""
         value = self.column(name)[int(np.flatnonzero(rows)[0])].as_py()
         mark = f" ({value!r})" if isinstance(value, str) and value.strip() else ""
-        what = f"no value, or a mark of a missing one{mark}"
-        return self._in_rows(name, rows, what, remedy, f"no value in some rows: {remedy}")
+        what = f"the value is missing{mark}"
+        return self._in_rows(name, rows, what, remedy, f"missing values in some rows: {remedy}")
 
     def _in_rows(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str, told: str) -> UserError:
         found = np.flatnonzero(rows)
@@ -218,7 +220,7 @@ class Table:
             self._dated.add(name)
             return days
         if name in self.schema.dates and not np.isnan(values).all():
-            raise self.refused(name, "has no dates, as the run's table has", "write dates like 2020-01-31")
+            raise self.refused(name, "has no dates, unlike in the server's table", "write dates like 2020-01-31")
         return values
 
     @property
@@ -237,7 +239,7 @@ class Table:
         self._checked.add(name)
         ends = {float(np.fmin.reduce(values)), float(np.fmax.reduce(values))} if len(values) else set()
         if math.inf in ends or -math.inf in ends:
-            raise self.wrong(name, np.isinf(values), "is no finite number", "correct it")
+            raise self.wrong(name, np.isinf(values), "is not a finite number", "correct it")
         if found := self._far_marks(name, values) if ends.intersection(MARKS) else []:
             marks = ",".join(map(str, found))
             if self.schema.missing_marks != USUAL_MARKS:
@@ -248,9 +250,9 @@ class Table:
                 name,
                 np.isin(values, found),
                 f"is far from all other values ({others.min():g} to {others.max():g})",
-                f"if such stand for missing values, name them (--missing-marks NA,{marks}); if not, name those "
-                "that do (--missing-marks NA)",
-                "a value far from all others, as one that stands for a missing value: name it, or those that do "
+                f"if it means missing, add it to the marks (--missing-marks NA,{marks}); if not, give only the "
+                "marks that do (--missing-marks NA)",
+                "a value far from all others, which may mean missing: give the values that mean missing "
                 "(--missing-marks)",
             )
 
@@ -277,7 +279,7 @@ def as_arrow(frame: Any) -> pa.Table:
 
 
 def run_with(option: str) -> str:
-    """What to do with an option, where one runs oneself or for a server elsewhere."""
+    """How to set an option: on this command, or on a server elsewhere."""
     return f"have the server run with {option}" if elsewhere() else f"run with {option}"
 
 

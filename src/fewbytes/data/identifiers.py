@@ -1,4 +1,4 @@
-"""Columns that name the rows of a table rather than tell of them: an index that was written, numbers of patients."""
+"""Columns that identify the rows of a table instead of describing them: an index, patient IDs."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def check_no_identifier(table: Table, features: list[str]) -> None:
             raise table.refused(
                 name,
                 f"seems to number the rows ({why})",
-                f"leave it out (--leave-out {shown}){kept}, or name the columns to learn from, and it among them "
+                f"leave it out (--leave-out {shown}){kept}, or list the columns to learn from, including it "
                 f"(--columns {others})",
-                "seems to number the rows: leave it out (--leave-out), or name the columns to learn from (--columns)",
+                "seems to number the rows: leave it out (--leave-out), or list the columns to learn from (--columns)",
             )
 
 

@@ -206,8 +206,8 @@ def _pairs(place: Path, size: int | None) -> tuple[Pixels, NDArray[np.uint8]]:
         if image.shape[:2] != (height, width):
             raise wrong_image(
                 file, place, 0,
-                f"is {image.shape[1]} x {image.shape[0]} pixels large, the first image {width} x {height}: give "
-                "image_size (--image-size), the pixels a side that all are to have",
+                f"is {image.shape[1]} x {image.shape[0]} pixels large, the first image {width} x {height}: set "
+                "image_size (--image-size), the pixels per side for all images",
             )  # fmt: skip
     deep = any(image.dtype != np.uint8 for image, _ in pairs)
     images = [(image / 255).astype(np.float32) if deep and image.dtype == np.uint8 else image for image, _ in pairs]
@@ -240,7 +240,7 @@ def _pair(file: Path, mask_file: Path, size: int | None, number: int) -> tuple[P
     if isinstance(mask, np.ndarray) or mask.mode not in ("L", "P", "1"):
         raise wrong_image(
             mask_file, mask_file.parent, number,
-            "is no mask: its pixels are to be numbers of classes, one channel of 8 bits or a palette",
+            "is no mask: its pixels must be class numbers, in one channel of 8 bits or a palette",
         )  # fmt: skip
     values = np.asarray(mask)
     values = values.astype(np.uint8)[..., None]

@@ -94,12 +94,12 @@ def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserE
     """What to raise for a table without a column of that name, which the run names."""
     close = suggestion(name, there)
     if len(there) == 1 and any(mark in there[0] for mark in SEPARATORS):
-        close, remedy = "", "name what separates its columns (--separator)"
+        close, remedy = "", "give its column separator (--separator)"
     elif alike := [each for each in there if each.strip().casefold() == name.strip().casefold()]:
-        close, remedy = "", f"call its column {alike[0]!r} so"
+        close, remedy = "", f"rename its column {alike[0]!r}"
     # columns of a table without a line of names are called as its first row has it
     shown = f"{where} has no column {name!r}{close}; it has {listed(there, COLUMNS)}: {remedy}"
-    return UserError(shown, told=f"a table has no column {name!r}: call its columns as the server's")
+    return UserError(shown, told=f"a table has no column {name!r}: use the column names of the server's table")
 
 
 def refused(where: str, what: str, remedy: str, told: str = "", subject: str = "a table") -> UserError:

@@ -28,7 +28,7 @@ from fewbytes.data.split import Split, Targets
 from fewbytes.data.table_files import Files, read_columns
 
 TARGETS = ("target", "label", "labels")
-"""What a table's target is called where nothing is said."""
+"""Default names of a table's target column."""
 MOST = 1000  # categories of a column; with more, or more than FEW in over half of the rows, it names its rows
 MANY = 50  # categories of a column; of more is told
 FAR = 5  # standard deviations, of a column's mean from the server's
@@ -132,7 +132,7 @@ def _grouped(table: Table, schema: Schema, rows: NDArray[np.bool_]) -> list[str]
     """The values of the group's column in some rows. Raises UserError where there is none."""
     codes, texts = table.categories(schema.group)
     if (nothing := rows & (codes < 0)).any():
-        raise table.lacking(schema.group, nothing, "fill it in, as rows are grouped by it (--group)")
+        raise table.lacking(schema.group, nothing, "fill it in: rows are grouped by it (--group)")
     return [texts[code] for code in codes[rows]]
 
 
@@ -155,7 +155,7 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
     columns that only number its rows."""
     target = asked.target or tuple(name for name in TARGETS if name in table.names)[:1]
     if len(set(target)) < len(target):
-        raise UserError(f"what is learnt ({listed(target)}) names a column twice: name each once (--target)")
+        raise UserError(f"--target names a column twice ({listed(target)}): give each once")
     group = (asked.group,) if asked.group else ()
     named = {"--target": target, "--leave-out": asked.leave_out, "--columns": asked.columns, "--group": group}
     named["--categories"] = tuple(asked.categories)
@@ -166,20 +166,18 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
     if not target:
         found = listed([*table.names], COLUMNS)
         raise UserError(
-            f"{table.where} has the columns {found}: say which is learnt (--target COLUMN)",
-            told="a table has no column called target or label: say which is learnt (--target COLUMN)",
+            f"{table.where} has the columns {found}: give the one to predict (--target COLUMN)",
+            told="a table has no column called target or label: give the one to predict (--target COLUMN)",
         )
     if both := sorted({*asked.leave_out}.intersection((*target, *asked.columns))):
-        raise UserError(f"column {both[0]!r} is to be used and to be left out: name it once (--leave-out)")
+        raise UserError(f"column {both[0]!r} is both used and left out: drop one of the options (--leave-out)")
     if asked.group in target:
-        raise UserError(
-            f"column {asked.group!r} is learnt, and cannot be what rows are grouped by: name another (--group)"
-        )
+        raise UserError(f"column {asked.group!r} is the target, and cannot group rows: give another (--group)")
     indices = [name for name in index_columns(table) if name not in (*target, *asked.leave_out, *group)]
     without = {*target, *group} if asked.columns else {*target, *group, *asked.leave_out, *indices}
     features = [name for name in asked.columns or table.names if name not in without]
     if not features:
-        what = f"has no column beside what is learnt ({listed(target)})"
+        what = f"has no column besides the target ({listed(target)})"
         raise refused(table.where, what, "add some")
     asked = table.schema = msgspec.structs.replace(asked, target=target)
     kinds = {name: table.kind(name) for name in (*features, *target)}
@@ -277,8 +275,8 @@ def _warn_of_units(table: Table, schema: Schema) -> None:
         values = values[~np.isnan(values)]
         if len(values) and max(abs(values.mean()), values.std() / 2) > FAR:
             warnings.warn(
-                f"{table.where}: column {name!r} is far from the server's table (mean {values.mean():.3g}, standard "
-                f"deviation {values.std():.3g}, where that has 0 and 1): is it in the same units?",
+                f"{table.where}: column {name!r} differs much from the server's table (mean {values.mean():.3g}, standard "
+                f"deviation {values.std():.3g}, there 0 and 1): are the units the same?",
                 Slip,
                 stacklevel=2,
             )
@@ -394,9 +392,9 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
         number = {text: place + i for i, text in enumerate(known)}
         moved = np.array([*(number.get(text, -2) for text in texts), -1], dtype=np.int64)[codes]
         if (moved == -2).any():
-            lacks = f"is a category that the run's table lacks (it has {listed(known)})"
+            lacks = f"is a category that the server's table lacks (it has {listed(known)})"
             remedy = "correct it, or add a row with it to the server's table"
-            told = f"a value that is no category of the run's table: {remedy}"
+            told = f"a value that is no category of the server's table: {remedy}"
             raise table.wrong(name, moved == -2, lacks, remedy, told)
         moved = moved[kept]
         rows = np.flatnonzero(moved >= 0)

@@ -59,12 +59,10 @@ def load_text(
         raise not_found(name, "no such name is known")
     if column is None:
         if label is not None:
-            raise UserError(f"{name}: target is a column of a table: say which other one holds the text (--text)")
+            raise UserError(f"{name}: target is a column of a table: give the one with the text (--text)")
         return next_tokens(name, documents_in(place, how), tokenizer, length, only_test)
     if column == label:
-        raise UserError(
-            f"{name}: column {label!r} is both the text and its class: name another for one (--text, --target)"
-        )
+        raise UserError(f"{name}: column {label!r} is both the text and its class: change one (--text, --target)")
     train, test, notes = read_text_table(place, column, label, how)
     if label is None:
         return replace(next_tokens(name, train + test, tokenizer, length, only_test), notes=notes)

@@ -1,4 +1,4 @@
-"""Random changes of training samples, drawn anew at each access: augmentation, and the shapes of a backdoor.
+"""Random changes of training samples at each access: augmentation, and the shapes of a backdoor.
 
 A transform takes a batch (x, labels), x float32 (n, C, H, W) in 0..1, and returns x changed, of the same shape and
 memory format; what it was given stays as it is. It draws from torch's global CPU generator, which a handler's name
@@ -136,14 +136,12 @@ def with_transforms(data: FederatedData, augment: Transform | None = None, backd
     (False, True)
     """
     if not 0 <= backdoor <= len(data.clients):
-        raise UserError(f"backdoor is a number of clients, 0 to {len(data.clients)} here, not {backdoor}")
+        raise UserError(f"backdoor must be a number of clients, 0 to {len(data.clients)} here, not {backdoor}")
 
     def changed(i: int, client: ClientData) -> ClientData:
         train = client.train
         if train.learns in ("boxes", "masks") and (augment is not None or i < backdoor):
-            raise UserError(
-                "images that change would no longer fit their boxes or masks: leave out augment and backdoor"
-            )
+            raise UserError("augmented images would not match their boxes or masks: leave out augment and backdoor")
         wanted = [train.transform, augment, stamp_shapes if i < backdoor else None]
         transforms = [transform for transform in wanted if transform is not None]
         if not (transforms and len(train)):  # a client whose data lie elsewhere has none
