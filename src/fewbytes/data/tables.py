@@ -275,8 +275,8 @@ def _warn_of_units(table: Table, schema: Schema) -> None:
         values = values[~np.isnan(values)]
         if len(values) and max(abs(values.mean()), values.std() / 2) > FAR:
             warnings.warn(
-                f"{table.where}: column {name!r} differs much from the server's table (mean {values.mean():.3g}, standard "
-                f"deviation {values.std():.3g}, there 0 and 1): are the units the same?",
+                f"{table.where}: column {name!r} differs much from the server's table (mean {values.mean():.3g}, "
+                f"standard deviation {values.std():.3g}, there 0 and 1): are the units the same?",
                 Slip,
                 stacklevel=2,
             )
