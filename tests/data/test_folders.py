@@ -277,9 +277,7 @@ def test_stray_files_are_no_sites_and_are_said(tmp_path, caplog):
         (tmp_path / place / "north.csv").write_text("x,y\n1,2\n")
     (tmp_path / "~$north.csv").write_bytes(b"Meier")
     assert [path.name for path in client_folders(str(tmp_path))] == ["north.csv", "south.csv"]
-    assert (
-        caplog.records[-1].getMessage().startswith(f"{tmp_path}: 2 clients; skipped, as no client's data: Backup")
-    )
+    assert caplog.records[-1].getMessage().startswith(f"{tmp_path}: 2 clients; skipped, as no client's data: Backup")
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "north.csv").write_text("x,y\n1,2\n")
     with pytest.raises(UserError, match=r"folders \(more\) .*\(north.csv, south.csv\)"):

@@ -174,7 +174,7 @@ def pools(method: Method, task: Task, client: Id, parts: list[Split], rounds: in
 
 
 def matched(mine: Tensor, theirs: Tensor, most: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Rows of labels (m,) and of others (n,), pairs of the same class, at most so many: where classes are dealt out
+    """Rows of labels (m,) and of others (n,), pairs of the same class, at most `most`: where classes are split
     unevenly they tell whose a sample is, not whether it was trained on."""
     pairs: list[tuple[int, int]] = []
     for label in mine.unique():

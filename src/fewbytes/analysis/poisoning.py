@@ -1,12 +1,13 @@
-"""Tells what a run becomes where some clients lie, and what a rule in place of the mean makes of that.
+"""Repeats a run with malicious clients, with the mean and with other aggregation rules.
 
-Liars multiply their update by a factor (`scale`), also turned round (`flip`), send a random one as long (`noise`), or
+Malicious clients multiply their update by a factor (`scale`), also reversed (`flip`), send a random one of the same
+norm (`noise`), or
 learn from wrong labels (`labels`) or a trigger, after Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How To Backdoor
 Federated Learning", AISTATS 2020 (`backdoor`): half of their images have a bright square in the corner and are called
 the target, and the update is multiplied so that, by the mean, the model becomes theirs (model replacement).
 
-The run is repeated as it was but for its liars, by the mean, the control, and by other rules. A control that does not
-succeed makes the result void: the lie is too weak for a rule to be judged by it.
+The run is repeated with malicious clients, with the mean (the control) and with other rules. If the control's attack
+fails, the result is void: the attack is too weak to test a rule.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def lying(method: Method, clients: Collection[Id], how: Poisoning) -> Method:
     cls = type(method)
     told = {name: _lie(function, clients, how) for name, function in _handlers(cls).items()}
     if not told:
-        raise UserError(f"{method.method_name} sends no models as such, in which clients could lie")
+        raise UserError(f"{method.method_name} sends no plain models that malicious clients could change")
     values = {f.name: getattr(method, f.name) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     liar: type[Method] = type(cls.__name__, (cls,), {"__module__": cls.__module__, **told})
     return liar(**values)
@@ -117,7 +118,7 @@ def _norm(state: Mapping[str, Tensor]) -> float:
 
 
 def poisoned(split: Split, how: Poisoning, classes: int) -> Split:
-    """What a liar learns from, as many samples: with every label the next class, or every second image with the
+    """A malicious client's samples, as many as before: with every label the next class, or every second image with the
     trigger and called the target."""
     x, y = split.load()
     if how.poison == "labels":
@@ -149,14 +150,14 @@ class _Rounds(Watcher):
 
 
 def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Repeat a run with liars, by the mean and by `how.aggregate`'s rules; writes and returns RUN/poison.json.
+    """Repeat a run with malicious clients, by the mean and `how.aggregate`'s rules; writes and returns RUN/poison.json.
 
     A row's accuracy is the global model's on the server's test set or, for a method judged by clients' own models, the
     mean of the honest clients' on theirs; None where the run diverged. `success`: the share of the same samples, but
-    the target's own, that are taken for the target once they have the trigger; `refused`: how many replies of liars the
-    run left out, as it does by any rule (--max-norm, --strikes). The same seed gives the same file;
-    stopped early, nothing is written. Raises UserError for a folder that is no run, or has no models; data without
-    classes or, for a backdoor, images; a method in whose replies no client can lie, or that does not take a rule.
+    the target's own, that are taken for the target once they have the trigger; `refused`: number of malicious replies
+    that the run left out, as with any rule (--max-norm, --strikes). The same seed gives the same file; stopped early,
+    nothing is written. Raises UserError for a folder that is no run, or has no models; data without
+    classes or, for a backdoor, images; a method whose replies cannot be poisoned, or that does not take a rule.
     """
     how = how or Poisoning()
     experiment = experiment_of(run)
@@ -165,7 +166,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
         method, task = experiment.made(), found.task
         clients, shape = len(task.problem.clients), task.data.test.shape
         if task.data.learns != "classes":
-            raise UserError(f"clients can lie about classes, and here {task.data.learns} are learnt")
+            raise UserError(f"poisoning needs a task with classes, and here {task.data.learns} are learnt")
         if how.poison == "backdoor" and not (len(shape) == 3 and shape[0] in (1, 3)):
             raise UserError(
                 f"a trigger is drawn on images, and samples of {experiment.data.dataset} have shape {shape}"
@@ -174,7 +175,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
             raise UserError(f"there is no class {how.target}: the run has {len(task.data.classes)}")
         number = max(1, round(how.share * clients))
         if number >= clients:
-            raise UserError(f"{number} of {clients} clients would lie: leave an honest one")
+            raise UserError(f"{number} of {clients} clients would be malicious: leave an honest one (share)")
         liars = sorted(stream(how.seed, "poison", "liars").choice(clients, number, replace=False).tolist())
         liar = lying(method, liars, how)
         rules = [Rule(), *how.aggregate]
@@ -189,7 +190,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
         rounds = method.planned_rounds(experiment.run.rounds)
         rows = []
         for i, rule in enumerate(rules):
-            watcher = _Rounds(progress, i * rounds, len(rules) * rounds, f"{number} of {clients} lie, {rule}")
+            watcher = _Rounds(progress, i * rounds, len(rules) * rounds, f"{number} of {clients} malicious, {rule}")
             rows.append({"rule": str(rule)} | _repeated(liar, found, rule, watcher, honest, how))
     progress(1, 1, "done")
     sent = json.loads((run / "result.json").read_bytes())["uplink_bytes"]
@@ -214,7 +215,7 @@ def poison_table(result: dict[str, Any]) -> Table:
     backdoor = result["poison"] == "backdoor"
     figures = ["accuracy", *(["attack success"] if backdoor else []), "uplink, MB"]
     table = figures_table(caption, ["clients", "aggregate"], figures)
-    liars = f"{len(result['liars'])} of {result['clients']} lie"
+    liars = f"{len(result['liars'])} of {result['clients']} clients malicious"
     for who, row in [("honest", result["clean"]), *((liars, row) for row in result["poisoned"])]:
         accuracy = "diverges" if row["accuracy"] is None else percent(row["accuracy"])
         success = [percent(row["success"])] if backdoor else []
@@ -225,7 +226,7 @@ def poison_table(result: dict[str, Any]) -> Table:
 def _repeated(
     liar: Method, found: Found, rule: Rule, watcher: Watcher, honest: list[Id], how: Poisoning
 ) -> dict[str, Any]:
-    """The run once more, with liars and by a rule."""
+    """The run once more, with malicious clients and a rule."""
     task, experiment = found.task, found.experiment
     settings = dataclasses.replace(
         experiment.run, engine="local", aggregate=rule, budget=None, stop_when=None, keep_frames=False,
@@ -259,6 +260,6 @@ def figures(run: Path, method: Method, task: Task, honest: list[Id], how: Poison
             taken = outputs(model, ready(stamped(others))).argmax(1) == how.target
             successes.append(float(taken.double().mean()))
     if not accuracies:
-        raise UserError("the run has no test samples, by which liars could be judged")
+        raise UserError("the run has no test samples to measure the attack on")
     success = sum(successes) / len(successes) if successes else None
     return {"accuracy": sum(accuracies) / len(accuracies), "success": success}

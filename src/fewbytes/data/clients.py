@@ -22,7 +22,7 @@ class Dataset:
     """A data set as published: its training and test samples and the names of its classes, in label order.
 
     Where something else than one of several classes is learnt, `classes` names what models give (labels, columns of
-    numbers, tokens), and `groups` the labels, by which samples are only dealt out. `schema`: of a table, what its
+    numbers, tokens), and `groups` the labels, used only to split the samples. `schema`: of a table, what its
     columns mean. `notes`: what became of the files that were read, in lines.
     """
 

@@ -71,7 +71,7 @@ def load_dataset(
     one that is made (`own_data`). Otherwise a folder: a path, or a name under the folder that FEWBYTES_DATA names, with
 
     - `train-*.parquet`, at the top, in `data/` or in one subfolder per configuration
-    - `<class>/<image>`, `<domain>/<class>/<image>` or `<class>/<group>/<image>`, perhaps in folders called `train`,
+    - `<class>/<image>`, `<domain>/<class>/<image>` or `<class>/<group>/<image>`, possibly in folders called `train`,
       `test` or alike, see `labelled_images`
     - `train/images/<image>` and `train/masks/<image>.png`: a class for every pixel, see `read_masks`
     - CIFAR's own pickles, here or in one subfolder (`cifar-10-batches-py`, `cifar-100-python`); no code in them is run
@@ -83,7 +83,7 @@ def load_dataset(
     downloaded: the keys of HUB, or `owner/name` on the Hugging Face hub.
 
     Images are uint8 (C, H, W), or float32 if deeper; grey if all are, else RGB. With `image_size` the shorter side is
-    scaled to so many pixels and the middle of the longer one taken; without it all must be of one size. A folder in
+    scaled to this many pixels and the longer one centre-cropped; without it all must be of one size. A folder in
     COCO's format (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed
     to `image_size` (SIZE unless given). Of a table `schema` says what its columns mean, or only what is asked of it
     (`read_table`), and `uncertain` what uncertain labels of images are. With `only_test` a folder may have no training
@@ -151,9 +151,7 @@ def load_dataset(
     if not notes:
         notes = (f"{len(train)} images of {len(images.classes)} classes for training, {len(test)} for testing",)
     if lists:
-        notes += (
-            f"{lists['train'].path.name} names these pictures, and is not used (--target COLUMN would use it)",
-        )
+        notes += (f"{lists['train'].path.name} names these pictures, and is not used (--target COLUMN would use it)",)
     return Dataset(name, train, test, images.classes, notes=(*images.notes, *notes))
 
 

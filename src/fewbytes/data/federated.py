@@ -40,11 +40,11 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     an error; held-classes are cut down likewise. The result depends on the arguments only. Raises UserError for a
     wrong argument, a client without training samples, or held-classes where no classes are learnt.
 
-    `newcomers`: so many further clients come in round `arrival` (default: 2), or `newcomers_a_round` in it and in each
+    `newcomers`: so many more clients join in round `arrival` (default: 2), or `newcomers_a_round` in it and in each
     after it; the others leave before it, unless they `stay` (GENE-FL, Guo et al. 2025). Newcomers hold samples of
     `newcomer_classes`, the others and the server's test set those of `known_classes`; where one list is given the other
     holds the rest, and without any a seeded permutation of the classes is cut in half (the known half is the larger).
-    Each half is partitioned by itself, in the same way.
+    Each half is partitioned separately, in the same way.
 
     >>> from fewbytes.data import Partition, federate, load_dataset
     >>> data = federate(load_dataset("digits"), Partition("iid", clients=4), seed=1)
@@ -62,7 +62,7 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     clients, newcomers, arrival = partition.clients, partition.newcomers, partition.arrival or 2
     at_once = newcomers if partition.newcomers_a_round is None else partition.newcomers_a_round
 
-    def deal(classes: Sequence[int], clients: int, seed: int) -> tuple[list[Indices], list[Indices]]:
+    def split(classes: Sequence[int], clients: int, seed: int) -> tuple[list[Indices], list[Indices]]:
         """Per client the samples of these classes it trains on, and those it is tested on."""
         train, test = _of_classes(dataset.train, classes), _of_classes(dataset.test, classes)
         half, labels = replace(partition, clients=clients), (dataset.train.labels, dataset.test.labels)
@@ -80,13 +80,13 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
             raise UserError(
                 "known_classes, newcomer_classes, newcomers_a_round and stay need newcomers: give their number"
             )
-        return _federated(dataset, *deal(range(groups), clients, seed))
+        return _federated(dataset, *split(range(groups), clients, seed))
     if arrival < 2:
         raise UserError(f"newcomers cannot join in round {arrival}: choose round 2 or later")
     known, new = _halves(groups, partition.known_classes, partition.newcomer_classes, seed)
-    train, test = deal(known, clients, seed)
+    train, test = split(known, clients, seed)
     try:
-        others = deal(new, newcomers, int(stream(seed, "newcomers").integers(1 << 32)))
+        others = split(new, newcomers, int(stream(seed, "newcomers").integers(1 << 32)))
     except UserError as error:
         raise UserError(f"newcomers: {error}") from None
     data = _federated(dataset, train + others[0], test + others[1])

@@ -39,7 +39,7 @@ Labelled = list[tuple[Path, str]]  # images and the names of their classes
 
 @dataclass(frozen=True)
 class Pictures:
-    """The labelled images of a folder by split, "train" and perhaps "test", and in a line what was found."""
+    """The labelled images of a folder by split, "train" and possibly "test", and a line about the findings."""
 
     splits: dict[str, Labelled]
     notes: tuple[str, ...] = ()

@@ -18,11 +18,11 @@ from fewbytes.data.images import Pixels, raw_image, read_image, squared, wrong_i
 from fewbytes.data.split import IGNORED_PIXEL, Split, Targets
 
 MOST_VALUES = 32
-"""Of masks whose values are not numbers of classes so many are taken for classes; of a grey picture there are more."""
+"""Maximum number of mask values that are read as classes if they are no class numbers; grey pictures have more."""
 MASKS = ("_mask", "_segmentation")
 """What may stand behind an image's name in that of its mask."""
 GROUPS = ("samples",)
-"""The labels of images with masks, which are dealt out alike."""
+"""The labels of images with masks, which are split like one class."""
 
 
 def holds_masks(folder: Path) -> bool:
@@ -32,7 +32,7 @@ def holds_masks(folder: Path) -> bool:
 
 def read_masks(name: str, folder: Path, size: int | None, only_test: bool = False) -> Dataset:
     """The data set in a folder, `train/` and one of TEST_NAMES with `images/` and `masks/`: a mask is a picture of one
-    channel or a palette, of its image's name, perhaps with one of MASKS behind, whose pixels are numbers of classes;
+    channel or a palette, of its image's name, possibly followed by one of MASKS, whose pixels are numbers of classes;
     255 is none.
 
     Where the only values beside 0 and 255 are none, or values lie far apart (0, 128, 255), each value is a class, in

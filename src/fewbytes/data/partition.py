@@ -26,7 +26,7 @@ TRIES = 1000
 
 
 def dirichlet(labels: Indices, clients: int, alpha: float, rng: RandomState, min_samples: int = 10) -> list[Indices]:
-    """Each class is dealt by shares ~ Dir(alpha), of which a client that already holds n / clients samples gets none.
+    """Each class is split by shares ~ Dir(alpha), of which a client that already holds n / clients samples gets none.
 
     Disjoint and exhaustive; redrawn until every client has `min_samples`. Source: DENSE (Zhang et al. 2022), which
     FuseFL uses as it is and FedKTL ("practical setting") with min_samples 1. Raises UserError if TRIES draws fail.
@@ -38,13 +38,13 @@ def dirichlet(labels: Indices, clients: int, alpha: float, rng: RandomState, min
     if clients * min_samples > len(labels):
         raise failed
     for _ in range(TRIES):
-        dealt = _deal_classes(labels, clients, alpha, rng)
-        if dealt and min(sum(map(len, part)) for part in dealt) >= min_samples:
-            return _shuffled(dealt, rng)
+        given = _split_classes(labels, clients, alpha, rng)
+        if given and min(sum(map(len, part)) for part in given) >= min_samples:
+            return _shuffled(given, rng)
     raise failed
 
 
-def _deal_classes(labels: Indices, clients: int, alpha: float, rng: RandomState) -> list[list[Indices]]:
+def _split_classes(labels: Indices, clients: int, alpha: float, rng: RandomState) -> list[list[Indices]]:
     """One draw: per client its piece of every class; empty if alpha is so small that shares vanished numerically."""
     held = np.zeros(clients, dtype=np.int64)
     pieces = []
@@ -105,7 +105,7 @@ def pathological(labels: Indices, clients: int, classes_per_client: int, rng: Ra
         )
     takers_per_class = math.ceil(clients * classes_per_client / len(pools))
     lacking = np.full(clients, classes_per_client)
-    dealt: list[list[Indices]] = [[] for _ in range(clients)]
+    given: list[list[Indices]] = [[] for _ in range(clients)]
     for pool in pools:
         takers = np.flatnonzero(lacking)[:takers_per_class]
         label = labels[pool[0]]
@@ -118,13 +118,13 @@ def pathological(labels: Indices, clients: int, classes_per_client: int, rng: Ra
         sizes = rng.randint(max(1, equal // 10), equal + 1, size=len(takers) - 1)
         rng.shuffle(pool)
         for client, piece in zip(takers, np.split(pool, np.cumsum(sizes)), strict=True):
-            dealt[client].append(piece)
+            given[client].append(piece)
         lacking[takers] -= 1
-    return _shuffled(dealt, rng)
+    return _shuffled(given, rng)
 
 
 def shards(labels: Indices, clients: int, shards_per_client: int, rng: RandomState) -> list[Indices]:
-    """Samples sorted by label are cut into clients * shards_per_client near-equal shards, dealt at random.
+    """Samples sorted by label are cut into clients * shards_per_client near-equal shards, assigned at random.
 
     Disjoint and exhaustive; a client holds about `shards_per_client` classes. Source: McMahan et al. 2017, as GENE-FL
     uses it. Raises UserError if there are more shards than samples.
@@ -155,12 +155,12 @@ def main_category(labels: Indices, clients: int, share: float, rng: RandomState)
         blocks = [np.array([i * len(pools) // clients]) for i in range(clients)]
     else:
         blocks = np.array_split(np.arange(len(pools)), clients)
-    dealt: list[list[Indices]] = [[] for _ in range(clients)]
+    given: list[list[Indices]] = [[] for _ in range(clients)]
     room = sizes.copy()
 
     def take(client: int, c: int, number: int) -> None:
         number = max(0, min(number, room[client], len(pools[c])))
-        dealt[client].append(pools[c][:number])
+        given[client].append(pools[c][:number])
         pools[c], room[client] = pools[c][number:], room[client] - number
 
     left, owners = np.array([len(pool) for pool in pools]), np.bincount(np.concatenate(blocks))
@@ -188,7 +188,7 @@ def main_category(labels: Indices, clients: int, share: float, rng: RandomState)
             100 * met.max(),
             100 * share,
         )
-    return _shuffled(dealt, rng)
+    return _shuffled(given, rng)
 
 
 def iid(labels: Indices, clients: int, rng: RandomState) -> list[Indices]:
@@ -217,21 +217,21 @@ def balanced(labels: Indices, clients: int, rng: RandomState, shots: int | None 
 def match_test(
     train_labels: Indices, parts: Sequence[Indices], test_labels: Indices, rng: RandomState
 ) -> list[Indices]:
-    """Each class of the test set is dealt by the clients' shares of that class in training.
+    """Each class of the test set is split by the clients' shares of that class in training.
 
-    Disjoint; a class that nobody trains on is left out, and a client of few samples may get none. Source: FuseFL's
+    Disjoint; a class without training samples is left out, and a client of few samples may get none. Source: FuseFL's
     released code: shuffled test indices of a class cut at floor(cumsum(share) * n_test).
     """
     classes = 1 + max(int(train_labels.max()), int(test_labels.max(initial=0)))
     held = np.array([np.bincount(train_labels[part], minlength=classes) for part in parts])
-    dealt: list[list[Indices]] = [[] for _ in parts]
+    given: list[list[Indices]] = [[] for _ in parts]
     for members in _by_class(test_labels):
         rng.shuffle(members)
         column = held[:, test_labels[members[0]]]
         if column.sum():
-            for part, piece in zip(dealt, _cut(members, column / column.sum()), strict=True):
+            for part, piece in zip(given, _cut(members, column / column.sum()), strict=True):
                 part.append(piece)
-    return _shuffled(dealt, rng)
+    return _shuffled(given, rng)
 
 
 def held_classes(
@@ -291,9 +291,9 @@ def _cut(members: Indices, shares: NDArray[np.float64]) -> list[Indices]:
     return np.split(members, (np.cumsum(shares) * len(members)).astype(np.int64)[:-1])
 
 
-def _shuffled(dealt: Sequence[Sequence[Indices]], rng: RandomState) -> list[Indices]:
+def _shuffled(given: Sequence[Sequence[Indices]], rng: RandomState) -> list[Indices]:
     """Each client's pieces joined and shuffled, client by client."""
-    parts = [np.concatenate([np.empty(0, np.int64), *pieces]) for pieces in dealt]
+    parts = [np.concatenate([np.empty(0, np.int64), *pieces]) for pieces in given]
     for part in parts:
         rng.shuffle(part)
     return parts

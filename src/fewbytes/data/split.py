@@ -1,4 +1,4 @@
-"""What a client's data are: labelled samples as views into shared arrays."""
+"""A client's data: labelled samples as views into shared arrays."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Split:
     (n, ...), uint8 ones (n, features) or other integers, such as token ids (n, length); several tensors of any types by
     name (`NamedTensors`); or `Items`, read as they are used. `y`: int64 tensor (n,), class indices. `rows`: int64 (m,),
     which samples this view holds and in which order; None for all.
-    `transform`: what training does to each batch of these samples, anew at each access; `load` does not. `learnt`:
+    `transform`: what training does to each batch of these samples, at each access; `load` does not. `learnt`:
     what is learnt of all rows, if it is not the labels; `y` is then for dealing samples out only. Raises UserError if
     `x` and `y` differ in length. For data of other types see `of`.
 
@@ -212,7 +212,7 @@ class Split:
         return _gathered(self.x, self.rows, device)
 
     def lazy(self, device: str | torch.device = "cpu") -> tuple[LazySamples, Tensor]:
-        """As `load`, but samples are gathered anew each time they are indexed: for transforms of the data set's own,
+        """As `load`, but samples are gathered again each time they are indexed: for transforms of the data set's own,
         and for more than fit into memory."""
         return LazySamples(self, torch.device(device)), self.aimed(device)
 
@@ -232,7 +232,7 @@ class ClientData:
 
 @dataclass(frozen=True)
 class LazySamples:
-    """The samples of a split, each time they are indexed gathered anew, images channels-last."""
+    """The samples of a split, gathered each time they are indexed, images channels-last."""
 
     split: Split
     device: torch.device

@@ -269,21 +269,21 @@ def _scale(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _warn_of_units(table: Table, schema: Schema) -> None:
-    """Warn of a column that is far from what the schema was read off: its own in other units, perhaps."""
+    """Warn of a column that differs much from the schema's table: its units may differ."""
     for name, (mean, deviation) in schema.numbers.items():
         values = (table.numbers(name) - mean) / deviation
         values = values[~np.isnan(values)]
         if len(values) and max(abs(values.mean()), values.std() / 2) > FAR:
             warnings.warn(
-                f"{table.where}: column {name!r} differs much from the server's table (mean {values.mean():.3g}, "
-                f"standard deviation {values.std():.3g}, there 0 and 1): are the units the same?",
+                f"{table.where}: column {name!r} is far from the server's table (mean {values.mean():.3g}, standard "
+                f"deviation {values.std():.3g}, there 0 and 1): are the units the same?",
                 Slip,
                 stacklevel=2,
             )
 
 
 def _groups(schema: Schema) -> tuple[str, ...] | None:
-    """The labels by which samples are dealt out, where they are not the classes: the first label that a sample has; in
+    """The labels by which samples are split, if they are not the classes: the first label that a sample has; in
     which tenth of the first table's rows a number would be."""
     if schema.learns == "classes":
         return None
@@ -298,7 +298,7 @@ def _groups(schema: Schema) -> tuple[str, ...] | None:
 def _note(
     name: str, table: Table, schema: Schema, kept: NDArray[np.bool_], gone: dict[str, int], more: Sequence[str]
 ) -> str:
-    """What became of a table of the data set of that name, in whose columns so many values are missing, in one line."""
+    """A line about a table of the dataset `name`: columns, rows, and the numbers of missing values."""
     used = [name for name in schema.numbers if name not in schema.target]
     found = f"{len(used)} of numbers, {len(schema.categories)} of categories"
     parts = [f"{len(table):,} rows, {len(used) + len(schema.categories):,} columns used ({found})", *table.said, *more]
@@ -339,7 +339,7 @@ def _said_of_categories(table: Table, name: str, texts: Sequence[str]) -> str:
 def _targets(
     table: Table, schema: Schema, classes: Sequence[str], kept: NDArray[np.bool_]
 ) -> tuple[torch.Tensor, NDArray[np.float64] | None]:
-    """(labels, which deal samples out, values (n, targets)) of those rows; None in place of values of classes."""
+    """(labels by which samples are split, values (n, targets)) of those rows; None in place of values of classes."""
     if schema.learns == "classes":
         codes, texts = table.categories(schema.target[0])
         number = {name: i for i, name in enumerate(classes)}

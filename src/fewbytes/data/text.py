@@ -34,7 +34,7 @@ from fewbytes.data.split import IGNORED_TOKEN, Split, Targets
 from fewbytes.data.table_files import SUFFIXES, read_columns, table_suffix
 
 AS_USUAL = Schema()
-TEST_SHARE = 10  # one block of so many is for testing
+TEST_SHARE = 10  # one block in this many is for testing
 Documents = list[tuple[str, str]]  # a group's name, and a text of it
 
 
@@ -96,7 +96,7 @@ def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, on
 
     The documents of a group follow each other, each with the token that ends a text, if the tokenizer has one; the last
     sample of a group is filled up, and nothing is learnt there. Its last tenth is for testing (`only_test`: all of it).
-    `groups`, by which samples are dealt out, are those of the documents, and `classes` the tokens. Raises UserError if
+    `groups`, by which samples are split, are those of the documents, and `classes` the tokens. Raises UserError if
     there is nothing to learn.
     """
     groups = sorted({group for group, _ in documents})

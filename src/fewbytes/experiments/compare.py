@@ -168,8 +168,8 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Prepare
 
 def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
     """Jobs for every method on equal terms, or the reason there is none. Raises UserError for errors common to all."""
-    dealt = settings.get("partition") != "local"  # else nothing can be held out for servers that distil
-    settings = {key: value for key, value in TERMS.items() if dealt or key != "public"} | settings
+    split = settings.get("partition") != "local"  # else nothing can be held out for servers that distil
+    settings = {key: value for key, value in TERMS.items() if split or key != "public"} | settings
     names, broken = _usable()
     given = dict(settings.pop("parameters", {}))
     training = _training({key: given.pop(key) for key in TRAINING if key in given})

@@ -158,7 +158,7 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
             f"{folder} holds runs: resume one of them, such as {runs[-1].parent}, or a comparison by `fewbytes compare "
             "--resume`"
         )
-    read_checkpoint(folder, from_round)  # refuses what is no run folder, or cannot be gone on from
+    read_checkpoint(folder, from_round)  # refuses other folders, and runs that cannot be resumed
     settings = read_experiment(folder / "config.toml")
     if "dataset" not in settings:
         raise UserError(f"{folder} was made from Python: resume it with fewbytes.run(..., out=..., resume=True)")

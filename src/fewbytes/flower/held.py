@@ -1,4 +1,4 @@
-"""Requests for messages that wait for one, and messages that are given again until they have arrived.
+"""Long polling for messages, and messages that are sent again until they are confirmed.
 
 Flower's SuperLink answers a node that asks for messages at once, mostly that there is none, and gives each message
 once: if the answer is lost on a bad link, so is the message. Within `Held` who asks waits until there is a message, so
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 HOLD_SECONDS = 20.0
-"""So long who asks for a message is kept waiting: less than nodes, and what lies between, wait for an answer."""
+"""How long a request for messages is held: less than nodes and proxies wait for an answer."""
 TIMES = 5
-"""So often a message is given that is not confirmed."""
+"""How often an unconfirmed message is sent."""
 HEARD = (200, 403)
-"""With which statuses a node's word is heard that it has a message; the second: the message's run is over."""
+"""The statuses of a confirmed message; the second: the message's run has finished."""
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -58,17 +58,17 @@ class _Answer(NamedTuple):
 
 @dataclass
 class _Waiting:
-    """A node: `come` is set, and another put in its place, when there is a message for it; `anew` when it asks anew;
+    """A node: `come` is set, and another put in its place, when there is a message for it; `newer` when it asks again;
     the last answer that held a message, which, and how often it may yet be given."""
 
     come: asyncio.Event = field(default_factory=asyncio.Event)
-    anew: asyncio.Event = field(default_factory=asyncio.Event)
+    newer: asyncio.Event = field(default_factory=asyncio.Event)
     last: _Answer | None = None
     message: str = ""
     times: int = 0
 
     def wake(self) -> None:
-        """Have who is kept waiting look again."""
+        """Wake the held request."""
         self.come.set()
         self.come = asyncio.Event()
 
@@ -113,7 +113,7 @@ class Held:
             node = self.speech.node_of(body)
         except ValueError:
             return await self._run(scope, body)
-        deadline, anew = time.monotonic() + HOLD_SECONDS, asyncio.Event()
+        deadline, newer = time.monotonic() + HOLD_SECONDS, asyncio.Event()
         gone = asyncio.ensure_future(_gone(receive))
         try:
             while True:
@@ -125,22 +125,22 @@ class Held:
                 waiting = self._nodes.setdefault(node, _Waiting())  # only now, when it is known for a node
                 if message := self.speech.message_in(answer.body):
                     waiting.last, waiting.message, waiting.times = answer, message, TIMES - 1
-                    waiting.wake()  # for if this answer is lost, who asked anew has to have it
+                    waiting.wake()  # if this answer is lost, the next request gets the message
                     return answer
                 if come is None:
                     continue
-                if anew.is_set():
+                if newer.is_set():
                     return answer
-                if waiting.anew is not anew:  # a node has one request: of an older one the link is broken
-                    waiting.anew.set()
-                    waiting.anew = anew
+                if waiting.newer is not newer:  # a node has one request: of an older one the link is broken
+                    waiting.newer.set()
+                    waiting.newer = newer
                 if waiting.last is not None and waiting.times:
                     waiting.times -= 1
                     return waiting.last
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return answer
-                ends = {gone, *(asyncio.ensure_future(event.wait()) for event in (come, anew))}
+                ends = {gone, *(asyncio.ensure_future(event.wait()) for event in (come, newer))}
                 try:
                     await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 finally:

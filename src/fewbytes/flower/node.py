@@ -1,4 +1,4 @@
-"""A client's node: what it is asked it does once, and keeps its state and its last reply on its own disk."""
+"""A client's node: does each order once, and keeps the client's state and last reply on its own disk."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class Node:
         if kept is not None and job.number < kept.number:
             return Done(job.number, error="the order is older than one this client has already followed"), b""
         if kept is not None and self.replies and job.version != kept.done.version and not self._goes_back(job):
-            return Done(job.number, error="the client has gone on from the state that this order is for"), b""
+            return Done(job.number, error="the client is past the state that this order is for"), b""
         if job.version and not self.store.path(job.client, job.version).exists():
             return Done(job.number, error=f"the client's state (version {job.version}) is gone from its node"), b""
         done, reply = attempt(self.runner, job, frames)

@@ -40,7 +40,7 @@ class Nodes:
         Raises UserError for a node without a name that says what cannot be, if the run is `starting`; later on it is
         passed over.
         """
-        nodes, strangers = {}, []
+        nodes, unnamed = {}, []
         for node, name in connected_nodes(self._link.grid).items():
             if self.names:
                 if name in self.names:
@@ -48,8 +48,8 @@ class Nodes:
             elif node in self._clients:
                 nodes[self._clients[node]] = node
             else:
-                strangers.append(node)
-        ids = {self._link.push("query.hello", node, RecordDict({}), 0): node for node in strangers}
+                unnamed.append(node)
+        ids = {self._link.push("query.hello", node, RecordDict({}), 0): node for node in unnamed}
         ids.pop(None, None)
         deadline = time.monotonic() + min(self._connect_timeout, STARTING_SECONDS if starting else HELLO_SECONDS)
         while ids and time.monotonic() < deadline:

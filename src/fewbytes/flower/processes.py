@@ -1,6 +1,6 @@
 """The processes and files of a deployment: certificates, keys, Flower's SuperLink, the nodes, the submitted run.
 
-TLS and the nodes' keys keep out eavesdroppers and strangers' nodes. Flower's Control API, by which nodes are registered
+TLS and the nodes' keys keep out eavesdroppers and unknown nodes. Flower's Control API, by which nodes are registered
 and runs submitted, shares the port: it is open to this machine only, and there to who holds the deployment's token
 (`fewbytes.flower.guarded`).
 """

@@ -82,7 +82,7 @@ class _Resident(threading.Thread):
         try:
             while True:
                 self.fleet.connect()
-                with suppress(Refused):  # by a SuperLink that was started anew: connecting says what is the matter
+                with suppress(Refused):  # by a restarted SuperLink: connecting reports the reason
                     while True:
                         self._serve(self.fleet.receive())
                 self.fleet.wait(AGAIN_SECONDS)

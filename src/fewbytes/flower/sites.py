@@ -99,7 +99,7 @@ class GridSites(Sites):
                 reported = len(wanted & of.of.keys())
                 self._watcher.waiting(reported, len(wanted))
             new = sorted(wanted & of.of.keys() - self._unable.keys())
-            self._hear([i for i in new if i not in self._roster.sample_counts])  # to learn at once what must be mended
+            self._hear([i for i in new if i not in self._roster.sample_counts])  # to learn at once what must be fixed
             self._link.wait(max(self._link.exchange.poll, 0.2))
             of.refresh(starting)
         there, needed = sorted(wanted & of.of.keys()), self._needed(wanted)

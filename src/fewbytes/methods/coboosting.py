@@ -42,20 +42,20 @@ from fewbytes.models import LogitMean
 class CoBoosting(Distilled):
     """Hyper-parameters of Co-Boosting; its code's values."""
 
-    server_epochs: Count = 200  # a new generator, a pass over all images for the weights, and one for the student, each
+    server_epochs: Count = 200  # each trains a new generator, then weights and student on all images
     generator_steps: Count = 30
-    server_batch: Several = 128  # images a generator makes; images a step of the weights and of the student
+    server_batch: Several = 128  # images per generator, and batch size of weights and student
     latent: Count = 256
-    generator_lr: Positive = 1e-3  # Adam
-    hardness: NotNegative = 1.0  # h, the power of 1 - p_y
+    generator_lr: Positive = 1e-3  # of Adam
+    hardness: NotNegative = 1.0  # h, exponent of 1 - p_y
     lambda_adv: NotNegative = 1.0
-    mu: NotNegative = 0.01  # the step of the ensemble's weights
-    mu_decay: Share = 0.99  # what mu is multiplied by, an epoch
-    epsilon: NotNegative = 8 / 255  # how far a pixel is pushed
-    server_lr: Positive = 0.01  # SGD, by cosine down to 0
+    mu: NotNegative = 0.01  # step size of the ensemble's weights
+    mu_decay: Share = 0.99  # factor on mu per epoch
+    epsilon: NotNegative = 8 / 255  # maximum perturbation of a pixel
+    server_lr: Positive = 0.01  # SGD, cosine schedule to 0
     server_momentum: BelowOne = 0.9
     server_weight_decay: NotNegative = 1e-4
-    server_clip: Positive = 10.0  # the largest norm of a gradient, the generator's and the student's
+    server_clip: Positive = 10.0  # maximum gradient norm of generator and student
     temperature: Positive = 4.0
 
     promises = replace(Distilled.promises, float32_only=True)

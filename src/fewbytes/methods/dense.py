@@ -42,11 +42,11 @@ from fewbytes.models import LogitMean
 class DENSE(Distilled):
     """Hyper-parameters of DENSE; its code's values."""
 
-    server_epochs: Count = 200  # a new generator, and a pass over all images, each
+    server_epochs: Count = 200  # each trains a new generator, then the student on all images
     generator_steps: Count = 30  # T_G
-    server_batch: Several = 256  # images a generator makes; images a student's step
+    server_batch: Several = 256  # images per generator, and batch size of the student
     latent: Count = 256
-    generator_lr: Positive = 1e-3  # Adam
+    generator_lr: Positive = 1e-3  # of Adam
     lambda_ce: NotNegative = 1.0
     lambda_bn: NotNegative = 1.0
     lambda_adv: NotNegative = 1.0

@@ -60,9 +60,9 @@ class DGC(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.9)  # momentum: m, of what is sent
-    density: Share = 1 / 32  # part of each tensor's values that is sent; the paper's is 0.001
-    warmup: Whole = 0  # rounds until it is: density^(t / (warmup + 1)) in round t before; the paper has 4
-    norm: NotNegative = 0.0  # to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
+    density: Share = 1 / 32  # fraction of each tensor's values that is sent; the paper uses 0.001
+    warmup: Whole = 0  # warm-up rounds, with density^(t / (warmup + 1)) in round t; the paper uses 4
+    norm: NotNegative = 0.0  # clipping norm of a round's summed gradients, times sqrt(n); 0: no clipping
 
     promises = Promises(sends="the largest 1/32 of its change", aggregates=VECTOR_RULES, protects={"clients"})
 

@@ -36,7 +36,7 @@ class Ditto(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.05, batch=16)
-    personal_epochs: Whole = 0  # s, or steps if these are counted; 0: as many as the server's model is trained for
+    personal_epochs: Whole = 0  # s, or steps if these are counted; 0: as many as for the server's model
     lambda_near: NotNegative = 1.0  # lambda
 
     promises = Promises(

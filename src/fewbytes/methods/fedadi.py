@@ -43,14 +43,14 @@ class FedADI(Distilled):
     """Hyper-parameters of Fed-ADI; the paper's code's for its CIFAR-10 models, the student's as in Fed-DAFL."""
 
     server_epochs: Count = 200  # batches of images
-    pixel_steps: Count = 1_000  # Adam steps to a batch of images
+    pixel_steps: Count = 1_000  # Adam steps per batch of images
     pixel_lr: Positive = 0.1
     server_batch: Several = 256
     lambda_bn: NotNegative = 10.0
     lambda_tv: NotNegative = 2.5e-5
     lambda_l2: NotNegative = 0.0
     lambda_adv: NotNegative = 1.0
-    server_steps: Count = 400  # of the student to a batch of images, SGD, learning rate by cosine down to 0
+    server_steps: Count = 400  # SGD steps of the student per batch of images, cosine schedule to 0
     server_lr: Positive = 0.1
     server_momentum: BelowOne = 0.9
     server_weight_decay: NotNegative = 1e-4

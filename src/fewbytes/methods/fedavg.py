@@ -41,10 +41,10 @@ from fewbytes.wire.dense import Dense
 class FedAvg(Method):
     """Hyper-parameters of FedAvg."""
 
-    fraction: Share = 1.0  # C, the part of the clients that takes part in a round
+    fraction: Share = 1.0  # C, the fraction of clients sampled each round
     local: Local = Local(epochs=1, lr=0.01, batch=10)  # E, eta, B
     buffers: Literal["averaged", "local"] = "averaged"  # batch-norm statistics; local: never sent (FedPURIN's tables)
-    received: bool = False  # whether clients also score the model as they receive it
+    received: bool = False  # also score the received model on clients
 
     promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
 

@@ -45,11 +45,11 @@ class Update:
 class FedBuff(Method):
     """Hyper-parameters of FedBuff."""
 
-    concurrency: Count = 10  # M_c, clients at work at a time
-    buffer: Count = 10  # K, changes a move is made of
+    concurrency: Count = 10  # M_c, number of clients that train at the same time
+    buffer: Count = 10  # K, number of changes per server step
     local: Local = Local(epochs=1, lr=0.01, batch=10)  # eta_l
     server_lr: Positive = 1.0  # eta_g
-    discount: NotNegative = 0.5  # a; 0: old changes count as new ones
+    discount: NotNegative = 0.5  # a; 0: stale changes count fully
 
     promises = Promises(sends="its change of the model, when it has finished", streams=True, aggregates=EVERY_RULE)
 

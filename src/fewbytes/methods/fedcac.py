@@ -8,7 +8,7 @@ those whose masks overlap enough with its own, C_i = {j: O_ij >= T(t)}; T(t) ris
 left. The client gets theta_i = m_i * delta_i + (1 - m_i) * thetabar. FedPURIN, which came of it, has the same masks,
 overlaps and thresholds (its Eq. 8 and lines 9-10).
 
-The download of round t travels with the request of the client's next round, after the last round by itself. After round
+The download of round t travels with the request of the client's next round, after the last round alone. After round
 beta it holds the values outside the mask only, one after another: the client knows its mask and has the critical ones.
 Batch-norm statistics stay with the client.
 
@@ -75,7 +75,7 @@ class Personal:
 class FedCAC(Method):
     """Hyper-parameters of FedCAC, with the values of FedPURIN's evaluation."""
 
-    tau: Share = 0.5  # part of each layer that is critical, in (0, 1]
+    tau: Share = 0.5  # fraction of each layer that is critical, in (0, 1]
     beta: Count = 100  # last round with collaboration on critical values
     fraction: Share = 1.0
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)

@@ -58,7 +58,7 @@ class FedCAMS(Method):
     local: Local = Local(epochs=3, lr=0.01, batch=20)
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.99
-    epsilon: Positive = 1e-3  # the least v^
+    epsilon: Positive = 1e-3  # minimum of v^
     server_lr: Positive = 1.0  # eta
 
     promises = Promises(sends="the signs of its change, one bit each", aggregates=EVERY_RULE, protects={"clients"})

@@ -61,9 +61,9 @@ class FedCOM(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.01, batch=10)
-    bits: Literal[8, 16] = 16  # of a value
-    gamma: Positive = 1.0  # the server's step
-    gate: bool = False  # FedCOMGATE: clients track how their gradients differ from the mean
+    bits: Literal[8, 16] = 16  # per value
+    gamma: Positive = 1.0  # the server's step size
+    gate: bool = False  # FedCOMGATE: clients correct for their gradients' difference from the mean
 
     promises = Promises(
         sends="its change of the model, 8 or 16 bits a value", aggregates=EVERY_RULE, protects={"clients"}

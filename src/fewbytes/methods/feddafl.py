@@ -37,11 +37,11 @@ from fewbytes.models import LogitMean
 class FedDAFL(Distilled):
     """Hyper-parameters of Fed-DAFL; those of the re-implementation that DENSE's code builds on."""
 
-    server_steps: Count = 80_000  # of the student, SGD, learning rate by cosine down to 0
-    student_steps: Count = 5  # of them to one of the generator
+    server_steps: Count = 80_000  # SGD steps of the student, cosine schedule to 0
+    student_steps: Count = 5  # student steps per generator step
     server_batch: Several = 256
     latent: Count = 512
-    generator_lr: Positive = 1e-3  # Adam
+    generator_lr: Positive = 1e-3  # of Adam
     lambda_oh: NotNegative = 1.0
     lambda_act: NotNegative = 1e-3
     lambda_bal: NotNegative = 20.0  # entropy in nats

@@ -36,12 +36,12 @@ CHECK_EVERY = 100  # steps
 class FedDF(Distilled):
     """Hyper-parameters of FedDF; its code's values."""
 
-    server_steps: Count = 10_000  # Adam steps at most, learning rate by cosine down to 0
-    patience: Count = 1_000  # steps without a better model, after which it stops
+    server_steps: Count = 10_000  # maximum number of Adam steps, cosine schedule to 0
+    patience: Count = 1_000  # steps without improvement after which it stops
     server_batch: Several = 128
     server_lr: Positive = 1e-3
-    server_clip: Positive = 5.0  # the largest norm of a gradient
-    noise: Several = 5_000  # samples of Gaussian noise, where the task has no public data
+    server_clip: Positive = 5.0  # maximum gradient norm
+    noise: Several = 5_000  # Gaussian noise samples, if the task has no public data
 
     def quick(self, epochs: int) -> Self:
         return replace(self, local=shorter(self.local, epochs), server_steps=300, server_batch=50)

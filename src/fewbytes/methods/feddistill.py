@@ -58,7 +58,7 @@ class FedDistill(Method):
 
     fraction: Share = 1.0  # rho
     local: Local = STORED
-    gamma: NotNegative = 1.0  # of the distance to the mean logits
+    gamma: NotNegative = 1.0  # weight of the distance to the mean logits
 
     promises = Promises(
         sends="the mean logits of its classes", headline="personalised", models_differ=True, brings_loss=True

@@ -33,7 +33,7 @@ class FedFina(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
-    convolutions: Count = 4  # how many of the last
+    convolutions: Count = 4  # number of last convolutions
 
     promises = Promises(sends="a fixed part of its layers", headline="personalised", aggregates=EVERY_RULE, sums=True)
 

@@ -8,7 +8,7 @@ classifiers together take for that label, labels being drawn as often as all cli
 classifier with the mean, and train it on generated features, too: L = CE(h(f(x)), y) + CE(h(g(y')), y').
 
 Classifier, generator and label counts of round t travel with the request of round t + 1; after the last round the
-classifier alone, by itself. It is scored as it arrives (`combined`). Clients say how many samples of each class they
+classifier in its own message. It is scored as it arrives (`combined`). Clients say how many samples of each class they
 have before the first round.
 
 Bytes per client and round, before lossless coding: 4 (K' + 1) C up, for K' features and C classes, and 4 C once before;
@@ -87,12 +87,12 @@ class FedGen(Method):
 
     fraction: Share = 1.0  # rho
     local: Local = STORED
-    server_steps: Count = 100  # of g, a round
+    server_steps: Count = 100  # training steps of g per round
     server_lr: Positive = 0.1  # of Adam
-    generated: Several = 10  # labels a step, at both ends
-    noise: Several = 32  # numbers beside the label that g is given
+    generated: Several = 10  # generated samples per step, on server and clients
+    noise: Several = 32  # dimension of the noise input of g
     hidden: Count = 512  # width of g
-    release_quirks: bool = False  # as that comparison's code: uniform noise, and g is sent as it was before training
+    release_quirks: bool = False  # as in that comparison's code: uniform noise, and g is sent before its training
 
     promises = Promises(
         sends="its classifier", headline="combined", models_differ=True, float32_only=True, aggregates=EVERY_RULE

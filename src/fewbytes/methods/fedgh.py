@@ -5,7 +5,7 @@ Every client keeps a model of its own. Clients train their whole model and uploa
 hold; the server trains one classifier on these, which it keeps from round to round, and clients overwrite theirs with
 it. All begin with the same classifier, client 0's, drawn from the seed.
 
-The classifier of round t travels with the request of round t + 1, after the last round by itself, and is scored as it
+The classifier of round t travels with the request of round t + 1, after the last round on its own, and is scored as it
 arrives (`combined`).
 
 Bytes per client and round, before lossless coding: 4 K' |C_i| up, for K' features and the |C_i| classes it holds;
@@ -60,7 +60,7 @@ class FedGH(Method):
     local: Local = STORED
     server_epochs: Count = 1
     server_lr: Positive = 0.01
-    server_batch: Several = 10  # class means
+    server_batch: Several = 10  # in class means
 
     promises = Promises(
         sends="the mean features of its classes", headline="combined", models_differ=True, float32_only=True

@@ -67,12 +67,12 @@ class FedKD(Method):
     """Hyper-parameters of FedKD; those of FedKTL's comparison."""
 
     fraction: Share = 1.0  # rho
-    local: Local = replace(STORED, clip=10.0)  # the gradient of each model and of W is clipped
+    local: Local = replace(STORED, clip=10.0)  # clips the gradient of each model and of W
     energy_start: UpToOne = 0.95  # T at the start
     energy_end: UpToOne = 0.98  # T from round `energy_rounds` on
-    energy_rounds: Count = 1000  # over which the energy that is kept rises from its start to its end
-    kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
-    detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
+    energy_rounds: Count = 1000  # rounds over which T rises from start to end
+    kl: Kl = "mean"  # mean over samples and classes, as in the authors' code; batchmean: over samples
+    detach: bool = False  # no gradient of one model's loss through the other model
 
     promises = Promises(
         sends="the singular values of a small shared model",

@@ -65,14 +65,14 @@ class FedKGF(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.05, batch=64, momentum=0.9, weight_decay=5e-4, lr_rounds=400)
-    base: Count = 16  # b, base kernels of a convolution
-    sign: bool = True  # generated kernels are multiplied by random signs
-    alpha: bool = True  # generated kernels are multiplied by learned factors
-    through: bool = True  # gradients reach the base kernels through the generated ones, too
-    init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal, or uniform in [-1, 1]
-    owners: Whole = 1  # clients that upload a group, whose mean is taken; 0: all upload the whole model, as in FedAvg
-    groups: Literal["fixed", "random"] = "fixed"  # of consecutive modules, or dealt out at random in each round
-    common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
+    base: Count = 16  # b, number of base kernels per convolution
+    sign: bool = True  # multiply generated kernels by random signs
+    alpha: bool = True  # multiply generated kernels by learned factors
+    through: bool = True  # gradients flow to the base kernels through the generated ones, too
+    init: Literal["he", "uniform1"] = "he"  # initial base kernels: He's normal, or uniform in [-1, 1]
+    owners: Whole = 1  # clients that upload each group, which is averaged; 0: all upload the whole model, as in FedAvg
+    groups: Literal["fixed", "random"] = "fixed"  # groups of consecutive modules, or drawn at random each round
+    common: bool = False  # all clients also upload normalisations and the classifier, which are averaged
 
     promises = Promises(sends="one group of its layers' base kernels", aggregates=ENTRY_RULES)
 

@@ -101,11 +101,11 @@ class FedKTL(Method):
     """Hyper-parameters of FedKTL; the paper's values, its code's where the paper is silent."""
 
     fraction: Share = 1.0  # rho
-    local: Local = replace(STORED, clip=CLIP)  # each of the network and h' is clipped
+    local: Local = replace(STORED, clip=CLIP)  # clips the network's and h''s gradients
     generator: str = "compact"  # see fewbytes.generators
-    mu: NotNegative = 50.0  # of L^M
-    lambda_mse: NotNegative = 1.0  # lambda, of Eq. 2; 0: without
-    lambda_mmd: NotNegative = 1.0  # of Eq. 3; 0: without
+    mu: NotNegative = 50.0  # weight of L^M
+    lambda_mse: NotNegative = 1.0  # lambda, weight in Eq. 2; 0: without
+    lambda_mmd: NotNegative = 1.0  # weight of Eq. 3; 0: without
     dimension: Whole = 0  # K; 0: C
     scale: Positive = 64.0  # s of ArcFace; scale=1 and margin=0: the contrastive loss on cosines (Eq. 6)
     margin: NotNegative = 0.5  # m of ArcFace
@@ -113,14 +113,14 @@ class FedKTL(Method):
     server_batch: Several = 100  # B_S
     server_epochs: Count = 100  # E_S
     # conditional: pairs of the generator's own classes (+CS); images: train on them as samples, no h'; none: no L^M
-    transfer: Literal["pairs", "conditional", "images", "none"] = "pairs"  # what of the generator's clients learn from
-    classifier: Literal["etf", "linear"] = "etf"  # linear: the model's own; prototypes are the means of f(x)
-    centroids: Literal["means", "learned"] = "means"  # learned: a free table, as the authors' code
-    lengths: Literal["own", "valid"] = "own"  # of centroids in pairs; valid: as valid latents' on average
-    bandwidth: Literal["fixed", "median"] = "fixed"  # of Eq. 3's kernels; median: of the squared distances
-    client_noise: NotNegative = 0.0  # coefficient of Gaussian noise on what clients upload (NC); 0.2 is usual
-    server_noise: NotNegative = 0.0  # on what the server sends (NG)
-    noise_deviation: NotNegative = 0.05  # of either noise, before its coefficient
+    transfer: Literal["pairs", "conditional", "images", "none"] = "pairs"  # what clients learn from the generator
+    classifier: Literal["etf", "linear"] = "etf"  # linear: the model's own, with the means of f(x) as prototypes
+    centroids: Literal["means", "learned"] = "means"  # learned: a free table, as in the authors' code
+    lengths: Literal["own", "valid"] = "own"  # lengths of centroids in pairs; valid: mean length of valid latents
+    bandwidth: Literal["fixed", "median"] = "fixed"  # bandwidth of Eq. 3's kernels; median: of the squared distances
+    client_noise: NotNegative = 0.0  # coefficient of Gaussian noise on uploads (NC); typically 0.2
+    server_noise: NotNegative = 0.0  # coefficient of Gaussian noise on downloads (NG)
+    noise_deviation: NotNegative = 0.05  # standard deviation of both noises, before the coefficient
 
     promises = Promises(
         sends="one small vector for each class it holds",
@@ -354,7 +354,7 @@ class Joint(nn.Module):
 
     @property
     def apart(self) -> list[nn.Module]:
-        """The modules whose gradients are clipped each by itself."""
+        """The modules whose gradients are clipped separately."""
         return list(self.children())
 
     def forward(self, x: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class FedLP(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
-    ratio: BelowOne = 0.5  # part of the entries that is left out
+    ratio: BelowOne = 0.5  # fraction of the entries that is left out
 
     promises = Promises(sends="some of its layers, drawn at random", aggregates=ENTRY_RULES)
 

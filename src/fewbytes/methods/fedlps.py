@@ -74,8 +74,8 @@ class FedLPS(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
-    ratio: BelowOne = 0.8  # p, the part of the channels that is pruned
-    ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
+    ratio: BelowOne = 0.8  # p, the fraction of channels that is pruned
+    ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8, repeated over clients
 
     promises = Promises(
         sends="the remaining values of a pruned model", headline="personalised", aggregates=VECTOR_RULES

@@ -79,12 +79,12 @@ class Own:
 class FedMA(Method):
     """Hyper-parameters of FedMA; those of the process as in its paper, local training's FuseFL's."""
 
-    layers: Several = 3  # L of the model, the classifier among them, as 9 of vgg9; each takes a round
-    gamma: Positive = 7.0  # the larger, the more new global neurons
+    layers: Several = 3  # L, number of layers with the classifier, 9 for vgg9; one per round
+    gamma: Positive = 7.0  # larger values give more new global neurons
     variance: Positive = 1.0  # sigma^2, of clients' neurons around the global one
     prior_variance: Positive = 1.0  # sigma_0^2, of global neurons around 0
-    sweeps: Whole = 5  # how often each client is matched anew
-    local: Local = LONG  # epochs (or steps) in all, E/L a round: at least L
+    sweeps: Whole = 5  # number of times that each client is matched again
+    local: Local = LONG  # total epochs (or steps), E/L per round: at least L
 
     promises = Promises(sends="its model once, layer by layer")
     needs: ClassVar[type[Objective]] = Classification

@@ -2,9 +2,9 @@
 ICLR 2023, Algorithms 1 and 2, with the prior reset every round.
 
 Weights never change: each is +c or -c, drawn once, the same at every node. What is learnt is which of them to keep:
-scores s, whose mask m ~ Bernoulli(sigmoid(s)) is drawn anew for every batch; gradients pass the draw as if it were
+scores s, whose mask m ~ Bernoulli(sigmoid(s)) is drawn for every batch; gradients pass the draw as if it were
 sigmoid(s). In the end a client draws one mask and sends it. From the masks of K clients the server takes the mode of a
-Beta distribution, theta = (a - 1) / (a + b - 2) with a = 1 + sum m, b = 1 + sum (1 - m); clients go on from
+Beta distribution, theta = (a - 1) / (a + b - 2) with a = 1 + sum m, b = 1 + sum (1 - m); clients continue from
 s = log(theta / (1 - theta)), theta clipped to [0.01, 0.99].
 
 Masked are the learnt weights of Linear and Conv2d layers; c is Kaiming's deviation, sqrt(2 / fan-in). Batch
@@ -69,9 +69,9 @@ class MaskProbabilities:
 class FedPM(Method):
     """Hyper-parameters of FedPM; lr and batch are ours."""
 
-    scored: Literal["sampled", "threshold"] = "threshold"  # the global model's mask: a draw, or theta > 0.5
+    scored: Literal["sampled", "threshold"] = "threshold"  # mask of the global model: sampled, or theta > 0.5
     fraction: Share = 1.0
-    local: Local = Local(epochs=3, lr=0.1, batch=20, optimiser="adam")  # on the scores
+    local: Local = Local(epochs=3, lr=0.1, batch=20, optimiser="adam")  # training of the scores
 
     promises = Promises(
         sends="one bit per weight: whether to keep this weight of a random network", aggregates=EVERY_RULE
@@ -124,7 +124,7 @@ class FedPM(Method):
 
 
 class Stochastic(nn.Module):
-    """A network whose weights are frozen and kept with probability sigmoid(scores), drawn anew in each forward pass."""
+    """A network whose weights are frozen and kept with probability sigmoid(scores), drawn in each forward pass."""
 
     def __init__(self, network: nn.Module, theta: State) -> None:
         super().__init__()

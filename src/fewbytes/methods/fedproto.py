@@ -7,7 +7,7 @@ takes the mean over the clients that hold the class. In the next round clients l
 global prototypes: L = CE(h(f(x)), y) + lambda mean (f(x) - P_y)^2; classes nobody has sent yet have no such term.
 A sample is of the class whose global prototype is nearest to its features.
 
-The prototypes of round t travel with the request of round t + 1, after the last round by itself, and are scored as
+The prototypes of round t travel with the request of round t + 1, after the last round on its own, and are scored as
 they arrive (`combined`). A class that nobody sent in a round keeps its prototype.
 
 Bytes per client and round, before lossless coding: 4 K' |C_i| up, for K' features and the |C_i| classes it trained on;
@@ -71,7 +71,7 @@ class FedProto(Method):
 
     fraction: Share = 1.0  # rho
     local: Local = STORED
-    lambda_proto: NotNegative = 10.0  # of the distance to the global prototypes
+    lambda_proto: NotNegative = 10.0  # weight of the distance to the global prototypes
 
     promises = Promises(
         sends="the mean features of its classes",

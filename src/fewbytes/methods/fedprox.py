@@ -36,8 +36,8 @@ class FedProx(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=20, lr=0.03, batch=10)  # E, eta, B
-    mu: NotNegative = 1.0  # weight of how far a client's model is from the one it received
-    stragglers: UpToOne = 0.0  # part of the clients that train for 1 to E epochs (or steps), drawn anew each round
+    mu: NotNegative = 1.0  # weight of a client's distance from the model it received
+    stragglers: UpToOne = 0.0  # fraction of clients that train for only 1 to E epochs (or steps), drawn each round
 
     promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
 

@@ -5,7 +5,7 @@ set to zero (its critical values, Eq. 7-8) and uploads only those with a bit mas
 clients whose masks overlap enough (Eq. 9), takes the mean of all uploads for the rest (Eq. 10), and sends each client
 the combination of the two that its own mask asks for (Eq. 11). Batch normalisation stays on the client.
 
-The download of round t travels with the request of the client's next round (after the last round, by itself), so that
+The download of round t travels with the request of the client's next round (after the last round, on its own), so that
 the upload it causes can be coded against it: one message each way a round, and the same T downloads in all.
 
 Bytes per client and round, before lossless coding, with n_i critical values of d that take part:
@@ -76,12 +76,12 @@ class Personal:
 class FedPURIN(Method):
     """Hyper-parameters of FedPURIN; the paper's values, its code's where the paper is silent."""
 
-    tau: Share = 0.5  # part of each layer that is critical, in (0, 1]
+    tau: Share = 0.5  # fraction of each layer that is critical, in (0, 1]
     beta: Count = 100  # last round with collaboration
     gradient: Literal["exact", "delta"] = "exact"  # Eq. 7's g: the last batch's gradient, or the round's change
     hessian: bool = False  # Eq. 7's second-order term
     cutoff: NotNegative = 1e-10  # scores up to this are not critical
-    batch_norm: Literal["local", "selected"] = "local"  # selected: scored and sent like any other layer
+    batch_norm: Literal["local", "selected"] = "local"  # selected: scored and sent like other layers
     weighted: bool = False  # Eq. 10 weighted by samples instead of 1/N
     gradient_storage: Literal["float32", "float16"] = "float32"  # float16: as the authors' code
     activations: bool = False  # count for the report how often elements are critical (Fig. 5 and 6); changes nothing

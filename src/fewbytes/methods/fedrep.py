@@ -45,8 +45,8 @@ class FedRep(Method):
     """Hyper-parameters of FedRep."""
 
     fraction: Share = 1.0  # r
-    local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.5)  # of the body
-    head_epochs: Count = 10  # tau, before those of the body; steps if these are counted, as in Algorithm 1
+    local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.5)  # training of the body
+    head_epochs: Count = 10  # tau, before the body's; steps if these are counted, as in Algorithm 1
 
     promises = Promises(
         sends="its model without the classifier",

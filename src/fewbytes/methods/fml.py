@@ -51,11 +51,11 @@ class FML(Method):
     """Hyper-parameters of FML; those of FedKTL's comparison."""
 
     fraction: Share = 1.0  # rho
-    local: Local = replace(STORED, clip=10.0)  # the gradient of each model is clipped
-    alpha: UpToOne = 0.5  # part of the labels in L_a
-    beta: UpToOne = 0.5  # part of the labels in L_b
-    kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
-    detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
+    local: Local = replace(STORED, clip=10.0)  # clips the gradient of each model
+    alpha: UpToOne = 0.5  # weight of the labels in L_a
+    beta: UpToOne = 0.5  # weight of the labels in L_b
+    kl: Kl = "mean"  # mean over samples and classes, as in the authors' code; batchmean: over samples
+    detach: bool = False  # no gradient of one model's loss through the other model
 
     promises = Promises(
         sends="a small shared model",

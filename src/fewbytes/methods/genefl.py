@@ -103,29 +103,35 @@ class GeneFL(Method):
     """Hyper-parameters of GENE-FL; the paper's values but for lambda_gen, our own where the paper is silent."""
 
     clusters: Count = 4  # K; 1: no subspaces are sent
-    vectors: Count = 5  # d, singular vectors of each client
-    similarity: Similarity = "projections"  # of subspaces, or of the vectors as they are
-    grouping: Grouping = "k-means"  # how clients are put into clusters
-    start_from: Literal["own", "learngene"] = "learngene"  # training: a client's last model, with the learnGene in it
-    inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: the learnGene, all the server has
+    vectors: Count = 5  # d, number of singular vectors per client
+    similarity: Similarity = "projections"  # of subspaces, or of the vectors themselves
+    grouping: Grouping = "k-means"  # clustering algorithm
+    start_from: Literal["own", "learngene"] = (
+        "learngene"  # training starts from a client's last model, with the learnGene in it
+    )
+    inherit: Literal["shared", "cluster", "nothing"] = (
+        "shared"  # what newcomers inherit: the learnGene, or all that the server has
+    )
     fraction: Share = 0.2  # S / N
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)  # E_l
-    lambda_gen: NotNegative = 0.05  # lambda_1, weight of L_gen; the paper's is 0.5; 0: without
+    lambda_gen: NotNegative = 0.05  # lambda_1, weight of L_gen; the paper uses 0.5; 0: without
     lambda_elastic: NotNegative = 0.05  # lambda_2, weight of L_elg; 0: without
     threshold: BelowOne = 0.5  # epsilon, on normalised Fisher information
-    gamma: Whole = 0  # fewest layers in the learnGene; 0: 16 of every 21, as of the paper's ResNet-18
-    gamma_step: UpToOne = 0.2  # part of the layers to leave out that a round does; 0: gamma layers from the first on
-    tolerance: NotNegative = 0.5  # percent that accuracy may be below the best for gamma to fall
+    gamma: Whole = 0  # minimum number of layers in the learnGene; 0: 16 of 21, as in the paper's ResNet-18
+    gamma_step: UpToOne = 0.2  # fraction of the surplus layers removed per round; 0: gamma layers from round 1
+    tolerance: NotNegative = 0.5  # percentage points below the best accuracy at which gamma still falls
     score: Score = "cosine"  # or distances, of which the smallest are kept
     order: Literal["descending", "ascending"] = "descending"  # ascending: keeps the layers of the lowest scores
     norm: Norm = "global"  # D of Eq. 4: over all tensors, or a sum over tensors, or squared
-    normalise: Literal["global", "per_tensor"] = "global"  # Fisher information, by its least and largest value
-    elastic: Literal["live", "target"] = "live"  # target: theta' is made once a round and pulls as a whole
+    normalise: Literal["global", "per_tensor"] = (
+        "global"  # range of the Fisher information that is normalised to [0, 1]
+    )
+    elastic: Literal["live", "target"] = "live"  # target: theta' is computed once per round and attracts as a whole
     elastic_step: Literal["joint", "split"] = "joint"  # split: L_elg has one of its own (Alg. 1, line 9), no momentum
     fisher: Literal["empirical", "model"] = "empirical"  # by true labels, or expected over the model's own
-    fisher_samples: Whole = 0  # at most so many of a client's samples; 0: all
+    fisher_samples: Whole = 0  # maximum number of samples per client; 0: all
     classifier: Literal["shared", "own"] = "shared"  # own: the last layer stays with the client
-    batch_norm: Literal["own", "layer"] = "own"  # own: it stays with the client; layer: it travels with its layer
+    batch_norm: Literal["own", "layer"] = "own"  # own: stays with the client; layer: sent with its layer
 
     promises = Promises(sends="the layers that change least for their size", headline="cohort", aggregates=ENTRY_RULES)
     needs: ClassVar[type[Objective]] = Classification

@@ -47,8 +47,8 @@ class Learngene(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
-    select: Literal["fixed", "updates"] = "fixed"  # updates: the layers that moved least
-    select_rounds: Count = 10  # after which they are picked
+    select: Literal["fixed", "updates"] = "fixed"  # updates: the layers with the smallest updates
+    select_rounds: Count = 10  # number of rounds before they are selected
 
     promises = Promises(sends="a fixed part of its layers", headline="personalised", aggregates=EVERY_RULE, sums=True)
 

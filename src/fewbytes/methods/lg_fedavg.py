@@ -5,7 +5,7 @@ Every client keeps a model of its own; features may come about in any way, as lo
 train their whole model and upload its classifier; the server takes the mean of the classifiers, weighted by the
 clients' numbers of samples; clients overwrite theirs with it and train on.
 
-The mean of round t travels with the request of round t + 1, after the last round by itself, and is scored as it
+The mean of round t travels with the request of round t + 1, after the last round on its own, and is scored as it
 arrives (`combined`).
 
 Bytes per client and round, before lossless coding: 4 (K' + 1) C up, for K' features and C classes, and as many down.

@@ -51,7 +51,7 @@ class PFedSD(Method):
     buffers: Literal["averaged", "local"] = "local"  # batch-norm statistics
     lambda_kd: NotNegative = 0.5  # lambda, weight of the distillation
     temperature: Positive = 3.0  # T
-    teacher: Literal["train", "eval"] = "train"  # how v_k normalises: by the batch, as the authors' code, or not
+    teacher: Literal["train", "eval"] = "train"  # batch-norm mode of v_k; train: as in the authors' code
 
     promises = Promises(
         sends="its whole model",

@@ -55,8 +55,8 @@ class SmartIdx(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.01, batch=10)
-    density: Share = 1 / 32  # part of all values that is important
-    patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # sign patterns that are frequent, at most
+    density: Share = 1 / 32  # fraction of all values that is sent
+    patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # maximum number of frequent sign patterns
 
     promises = Promises(
         sends="the largest values of its change, as whole kernels where possible",

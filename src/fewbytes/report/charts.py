@@ -102,13 +102,13 @@ def rounded_trace(run: RunFolder, index: int, way: Direction, name: str) -> Trac
 
 
 def together(clients: int) -> list[range]:
-    """Which clients are drawn as one, in order: each by itself, or neighbours where there are more than MOST_DRAWN."""
+    """Groups of clients that are drawn as one, in order: one each, or neighbours if there are more than MOST_DRAWN."""
     each = -(-clients // MOST_DRAWN)
     return [range(start, min(start + each, clients)) for start in range(0, clients, each)] if clients else []
 
 
 def called(clients: range) -> str:
-    """What clients that are drawn as one are called."""
+    """The name of a group of clients."""
     return f"client {clients[0]}" if len(clients) == 1 else f"clients {clients[0]} to {clients[-1]} on average"
 
 

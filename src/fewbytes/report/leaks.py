@@ -49,7 +49,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Lied:
+class PoisonedRun:
     """A run with malicious clients: the result, its rows, and sentences about it."""
 
     label: str
@@ -63,15 +63,15 @@ def told(runs: Sequence[RunFolder]) -> list[Told]:
     return [Told(run.label, run.membership, membership_words(run.membership)) for run in runs if run.membership]
 
 
-def lied(runs: Sequence[RunFolder]) -> list[Lied]:
+def poisoned(runs: Sequence[RunFolder]) -> list[PoisonedRun]:
     """Every run that was repeated with malicious clients."""
-    return [_lied(run.label, run.poison) for run in runs if run.poison]
+    return [_poisoned(run.label, run.poison) for run in runs if run.poison]
 
 
-def _lied(label: str, poison: Poison) -> Lied:
-    liars = f"{len(poison['liars'])} of {poison['clients']} clients are malicious ({poison['poison']})"
-    rows = [("honest", poison["clean"]), *((liars, row) for row in poison["poisoned"])]
-    return Lied(label, poison, rows, poison_words(poison))
+def _poisoned(label: str, poison: Poison) -> PoisonedRun:
+    malicious = f"{len(poison['liars'])} of {poison['clients']} clients are malicious ({poison['poison']})"
+    rows = [("honest", poison["clean"]), *((malicious, row) for row in poison["poisoned"])]
+    return PoisonedRun(label, poison, rows, poison_words(poison))
 
 
 def inversion_word(control: float | None) -> str:
@@ -162,6 +162,6 @@ def _picture(run: RunFolder) -> str | None:
                 raise ValueError("it is too large")
             with Image.open(path, formats=["PNG"]) as image:
                 image.convert("RGB").save(file, "PNG")
-    except Exception as error:  # a stranger's file may fail a decoder in any way
+    except Exception as error:  # an untrusted file may fail a decoder in any way
         raise UserError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     return base64.b64encode(file.getvalue()).decode()

@@ -1,6 +1,6 @@
-"""Says what some runs did on one HTML page that needs nothing else: no server, no network, no second file.
+"""Writes the HTML report of some runs as one self-contained page: no server, no network, no other file.
 
-A section here is the values it shows, nothing where it has none; the template of its name shows them.
+A section here computes its values, or None; the template of its name shows them.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(text.encode(errors="replace"))  # a stranger's words may hold half a character
+            file.write(text.encode(errors="replace"))  # untrusted text may hold half a character
     except OSError as error:
         raise UserError(f"the report {path} cannot be written: {error.strerror}") from error
     return path
@@ -194,7 +194,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
         probes=_probes(runs, charts),
         leaks=leaks.section(runs),
         told=leaks.told(runs),
-        lied=leaks.lied(runs),
+        lied=leaks.poisoned(runs),
         pictures=pictures.section(runs, charts),
         labels=_labels(runs, charts),
         versions=_versions(runs),

@@ -1,6 +1,6 @@
-"""Shows what the runs' methods showed people: images by class and round, points round by round, shares of rounds.
+"""The pictures that the runs' methods made: images by class and round, points by round, shares of rounds.
 
-A gallery may be a stranger's, so nothing of its files enters the page as it is: pixels are decoded and encoded again,
+A gallery is untrusted, so nothing of its files enters the page unchanged: pixels are decoded and encoded again,
 numbers checked, words cut.
 """
 
@@ -173,7 +173,7 @@ def _read(files: Files, parse: Callable[[bytes], T], damaged: list[str]) -> dict
                 if path.stat().st_size > _FILE_BYTES:
                     raise ValueError("too large")
                 found[t] = parse(path.read_bytes())
-        except Exception:  # a stranger's file may fail a decoder in any way
+        except Exception:  # an untrusted file may fail a decoder in any way
             damaged.append(path.name)
     return found
 

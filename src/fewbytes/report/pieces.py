@@ -1,4 +1,4 @@
-"""What charts and sections share: colours, marks, words of strangers, parts of what is too much to show."""
+"""Shared by charts and sections: colours, marks, untrusted text, samples of large data."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def shown(*counts: tuple[int, int, str]) -> list[str]:
 
 
 def spread(values: Sequence[T], most: int) -> list[T]:
-    """At most so many of the values, evenly spread, the first and the last among them."""
+    """At most `most` of the values, evenly spread, with the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]

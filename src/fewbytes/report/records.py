@@ -175,7 +175,7 @@ class Poisoned(TypedDict):
 
 
 class Poison(TypedDict):
-    """`poison.json`, as far as a report reads it: how clients lied, the run without, and, the mean first, with them."""
+    """`poison.json`, as far as a report reads it: the attack, the run without it and, with the mean first, with it."""
 
     poison: str
     liars: list[int]

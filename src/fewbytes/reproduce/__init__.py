@@ -56,7 +56,7 @@ def reproduce(
     all columns that begin so.
 
     Runs lie below `out`/<system>-<scale>/, and so do <table>.md, .json and .html with all that was ever run of it,
-    which are written after every run and whatever happens: the same call goes on. `until`: stop each run after that
+    which are written after every run and whatever happens: the same call resumes. `until`: stop each run after that
     round for now. `parameters`: METHOD.KEY for one method's own fields, KEY for all that have it; such runs and their
     table have other names. Cells whose data cannot be had are left out, and said to be, and so are damaged runs that
     were not asked for. `workers` and `device` are those of every run; `tell` hears lines of text on how it goes. Raises

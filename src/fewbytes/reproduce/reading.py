@@ -5,7 +5,7 @@ chosen by lists with commas. A rule holds for the cells whose row and column fit
 as "CIFAR-10 *"), whose method is one of its `methods`, at its `scale`; where it names none, for all. It gives settings
 of a run, as config.toml does, with the method's own in `parameters`, and what the cell shows in `figure`: a kind of
 `figures`, named by `show`, with its fields. Of two rules the later wins; `parameters` and `figure` are added to what
-there is, but a `figure` with `show` begins anew. `like` names a table beside it whose rules come first. `[[printed]]`
+there is, but a `figure` with `show` starts afresh. `like` names a table beside it whose rules come first. `[[printed]]`
 holds the paper's figures, a line for a row, in the order of the columns at the paper's scale. `[[claims]]` are what
 the paper says of them, as `grid.Claim` has it. `unit` and `seeds` may differ by scale; rows, columns and notes of one
 scale alone are `{ paper = "…" }`.

@@ -1,4 +1,4 @@
-"""Runs the cells of a table, each seed in a folder of its own, and goes on where an earlier command stopped."""
+"""Runs the cells of a table, each seed in its own folder, and resumes where an earlier command stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_COMPARED = ("workers", "device")
 
 
 class Pause(KeyboardInterrupt):
-    """Ends a run at a round as Ctrl-C does: it can be gone on with."""
+    """Ends a run after a round as Ctrl-C does, so that it can be resumed."""
 
 
 class CellDisplay(Display):
@@ -38,7 +38,7 @@ class CellDisplay(Display):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         super().__exit__(None)
         if kind is KeyboardInterrupt:
-            console.print("interrupted; the same command goes on")
+            console.print("interrupted; run the same command to resume")
 
     def scored(self, row: dict[str, Any]) -> None:
         """Show a scored round; from round `until` on raise Pause, unless it is the last."""
@@ -75,7 +75,7 @@ def unavailable(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def folder_of(cell: Cell, seed: int, out: Path) -> Path:
-    """Where the run of a cell and seed lies."""
+    """The folder of the run of a cell and seed."""
     return out / f"{cell.run}-seed{seed}"
 
 
@@ -92,7 +92,7 @@ def run_cells(
 
     What a figure needs besides is measured of runs that are done. `tell` hears lines of text on how it goes, and
     `ended` is called after each run. Raises UserError, before anything is run, for a folder with a run of other
-    settings or a damaged one, and what `fewbytes.run` raises; what was done stays and is gone on with.
+    settings or a damaged one, and what `fewbytes.run` raises; finished work stays, and is resumed.
     """
     jobs = {folder_of(cell, seed, out): (cell, seed) for seed in seeds for cell in cells}
     settings = {
@@ -123,7 +123,7 @@ def read_cell(folder: Path) -> RunFolder:
     try:
         return read_run(folder)
     except UserError as error:
-        raise UserError(f"{error}; remove that run's folder, and it begins anew") from None
+        raise UserError(f"{error}; remove that run's folder to start it again") from None
 
 
 def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:

@@ -67,7 +67,7 @@ class Checkpoint:
         return Named(self.named(), frozenset(number for each in self.waiting for number in each.files))
 
     def origin(self) -> Origin:
-        """Where an engine stands that goes on from it."""
+        """The state of an engine that resumes from it."""
         heard = msgspec.msgpack.decode(self.heard, type=dict[Id, Heard])
         return Origin(
             self.nonce, self.starts, self.named(), self.known.tolist(), self.waiting, self.under_way,
@@ -230,8 +230,8 @@ class Checkpoints:
             self._unsynced.syncing = begin_syncing(self._unsynced.places, self._threads)
 
     def write_again(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint that the run is about to go on from; it survives a loss of power, with all it names, at
-        once, if it is to be durable."""
+        """Write a checkpoint from which the run is about to resume; if durable, it is synced at once with all it
+        names."""
         unsynced = self._file(checkpoint.round, UNSYNCED)
         if self._durable and unsynced.exists():  # what a run wrote that was killed
             make_all_durable(self._folder)

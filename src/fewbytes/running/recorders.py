@@ -29,7 +29,7 @@ STATUS = {"done": "FINISHED", "interrupted": "KILLED"}  # what MLflow calls them
 
 
 class _ByRound(Recorder):
-    """Writes each round once, also of a run that is gone on with, by what the store holds of it already."""
+    """Writes each round once, also after a resumption: the store knows which rounds it has."""
 
     _folder: Path | None = None  # of the run, once it has begun
 
@@ -175,7 +175,7 @@ class MLflow(_ByRound):
 class Trackio(_ByRound):
     """Writes to Trackio, which has the interface of wandb and keeps its projects on this machine (TRACKIO_DIR).
 
-    `name`: of the run (default: of its folder); one that is gone on with is the project's latest of that name. Raises
+    `name`: of the run (default: of its folder); a resumed run is the project's latest of that name. Raises
     UserError if the package is missing.
     """
 

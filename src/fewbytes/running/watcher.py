@@ -84,7 +84,7 @@ class Watcher:
 
 
 HEARD = ("waiting", "replied", "awaited", "joined", "refused", "moved", "scored", "note", "stopped")
-"""What a watcher hears of a run that goes on, by its methods' names: all that they are told can be written as JSON."""
+"""The events of a running run, by the names of a watcher's methods; all arguments can be written as JSON."""
 
 
 class Recorder(Watcher, ABC):

@@ -48,7 +48,7 @@ class LabelList:
 
 
 def label_lists(folder: Path, schema: Schema | None = None) -> dict[str, LabelList]:
-    """The tables at the top of a folder that name images below it, by split: `train` and perhaps `test`; nothing if
+    """The tables at the top of a folder that name images below it, by split: `train` and possibly `test`; nothing if
     none does. Raises UserError if several may be meant, and as `read_columns`."""
     how = msgspec.structs.replace(schema or Schema(), learns=None, numbers={}, categories={})
     paths = [path for path in sorted(folder.glob("*")) if not is_stray(path) and is_table(path)]

@@ -61,7 +61,7 @@ class Clustered(Around):
     """
 
     clusters: Count = 4  # K
-    vectors: Count = 5  # d, singular vectors of each client
+    vectors: Count = 5  # d, number of singular vectors per client
     similarity: Similarity = "projections"
     grouping: Grouping = "k-means"
 

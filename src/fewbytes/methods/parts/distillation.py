@@ -157,7 +157,7 @@ def _larger(channels_in: int, channels_out: int, up: nn.Upsample) -> tuple[nn.Mo
 
 
 def shifted_and_flipped(x: Tensor) -> Tensor:
-    """Each image moved by up to an eighth of its size each way (4 pixels of 32), zeros from the border, and perhaps
+    """Each image moved by up to an eighth of its size each way (4 pixels of 32), zeros from the border, and possibly
     mirrored: the random crop of a padded image."""
     n, _, height, width = x.shape
     theta = torch.zeros(n, 2, 3)
@@ -171,7 +171,7 @@ def shifted_and_flipped(x: Tensor) -> Tensor:
 
 
 def rolled_and_flipped(x: Tensor, reach: int = 2) -> Tensor:
-    """The batch rolled by up to `reach` pixels each way and perhaps mirrored (DeepInversion's jitter)."""
+    """The batch rolled by up to `reach` pixels each way and randomly mirrored (DeepInversion's jitter)."""
     down, right = (int(n) for n in torch.randint(-reach, reach + 1, (2,)))
     x = x.roll((down, right), (2, 3))
     return x.flip(3) if torch.rand(()) < 0.5 else x

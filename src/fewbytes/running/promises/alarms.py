@@ -81,7 +81,7 @@ class Alarms(Promise):
             return ""
         who = "; ".join(f"{self._called(i)} {words}" for i, words in self.named.items())
         first, these = min(self.since.values()), ",".join(map(str, sorted(self.named)))
-        return f" (before that {who}; go on without: --resume RUN --from-round {first - 1} --exclude {these})"
+        return f" (before that {who}; continue without: --resume RUN --from-round {first - 1} --exclude {these})"
 
     def told(self) -> dict[str, Any]:
         """Who stood out, by client."""

@@ -42,7 +42,7 @@ class PartitionCounts(Promise):
         self._enter(opening.engine.roster.sample_counts)
 
     def _enter(self, said: Mapping[Id, tuple[SampleCounts, SampleCounts]]) -> None:
-        """Enter what nodes say of data that lie there, training and test samples. Raises UserError where a run goes on
+        """Enter the counts of training and test samples that nodes report. Raises UserError if a run resumes
         and a client's samples are not as many as they were."""
         new = {i: counts for i, counts in said.items() if i not in self._entered}
         if not new:

@@ -20,7 +20,7 @@ class NotFinite(Promise):
         return {"not_finite": broken} if broken else {}
 
     def notes(self, phase: Phase) -> Iterable[str]:
-        """The first time since the run began or went on, whose it was."""
+        """The first occurrence since the run started or resumed, and the clients."""
         if not (names := phase.row.get("not_finite")) or self._warned:
             return
         self._warned = True

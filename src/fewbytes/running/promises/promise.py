@@ -76,15 +76,15 @@ class Promise:
     """Something that a run keeps to, or reports: override what it takes. In a list, whose order is that of the parts of
     a line and of result.json.
 
-    What must outlive the process stands in the lines of rounds.jsonl, which a run that goes on recalls.
+    State that must outlive the process is in the lines of rounds.jsonl, which a resumed run reads.
     """
 
     terms = ""
-    """What it adds to what the run's numbers depend on: a run goes on under the same terms only."""
+    """Its part of the run's fingerprint: a run resumes under the same terms only."""
 
     def recall(self, rows: Sequence[Row], again: int) -> None:
-        """The run goes on after these lines. `again`: how many rounds follow a checkpoint it was sent back to; 0: it
-        goes on from its last. Raises UserError if it may not."""
+        """The run resumes after these lines. `again`: number of rounds to repeat after going back; 0: it resumes from
+        its last checkpoint. Raises UserError if it may not."""
 
     def begin(self, engine: Engine) -> None:
         """The engine is ready, and nothing has been asked of clients yet."""
