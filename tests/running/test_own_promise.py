@@ -25,8 +25,8 @@ class Exchanges(Limit):
         self.most, self.so_far, self.heard = most, 0, []
         self.terms = f", exchanges {most}"
 
-    def recall(self, rows, again):
-        self.heard.append(("recall", len(rows), again))
+    def recall(self, rows):
+        self.heard.append(("recall", len(rows)))
         self.so_far = rows[-1]["exchanges"] if rows else 0
 
     def begin(self, engine):
@@ -100,8 +100,10 @@ def test_a_run_that_goes_on_recalls_it_and_goes_on_under_its_terms_alone(promise
     with pytest.raises(KeyboardInterrupt):
         fb.run(METHOD, tiny_task(), out=tmp_path / "run", watcher=StopAfter(1), **run)
     fb.run(METHOD, tiny_task(), out=tmp_path / "run", resume=True, watcher=Notes(), **run)
-    assert promised[-1].heard[:2] == [("recall", 1, 0), ("begin", 0)]
+    assert promised[-1].heard[:2] == [("recall", 1), ("begin", 0)]
     assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
+    again = fb.run(METHOD, tiny_task(), out=tmp_path / "run", resume=True, watcher=Notes(), **run)  # it has ended
+    assert [row["exchanges"] for row in again.rounds] == [4, 8, 12]
     monkeypatch.undo()
     with pytest.raises(fb.UserError, match="of another configuration"):
         fb.run(METHOD, tiny_task(), out=tmp_path / "run", resume=True, rounds=3, workers=1)

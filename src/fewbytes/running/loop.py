@@ -69,10 +69,12 @@ class Loop:
             path = self.checkpoints.path(last)
             self.watcher.note(f"the checkpoint {path} is damaged: the run resumes after round {checkpoint.round}")
         self.rows = [json.loads(line) for line in self.checkpoints.rows.read(checkpoint.rows).splitlines()]
+        for promise in self.promises:
+            promise.recall(self.rows)
         self.rounds.end(self.rows, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds.last)
-        for promise in self.promises:
-            promise.recall(self.rows, 0 if settings.from_round is None else self.rounds.last - checkpoint.round)
+        for promise in self.promises if settings.from_round is not None else ():
+            promise.go_back(self.rows, self.rounds.last - checkpoint.round)
         if settings.config is not None:  # with settings that changed, for the next resumption
             write_text(self.folder / "config.toml", settings.config)
         self.starts = checkpoint.starts = self.checkpoints.starts() + 1
@@ -174,6 +176,7 @@ class Loop:
         for promise in self.promises:
             promise.after_phase(done)
         exchanged = time.monotonic()
+        done.seconds = exchanged - started, 0.0
         score(done, engine, self.state, self.rounds, self.rows, due)
         ended = time.monotonic()
         done.seconds = ended - started, ended - exchanged

@@ -18,7 +18,7 @@ def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequenc
     """Score the models after a phase where that is `due`, after what turns out to be the last round, and where a method
     is scored after that. `rows`: the lines of the phases before."""
     whole, t = done.phase == "round", done.round
-    sent = {"round": t, "phase": done.phase, "scores": {}, **done.bytes}
+    sent = {"round": t, "phase": done.phase, "scores": {}, "seconds": done.seconds[0], **done.bytes}
     if whole and rounds.may_end("sent"):
         if rounds.end([*rows, sent], t):
             due = True

@@ -53,7 +53,7 @@ class Alarms(Promise):
                     self.named[client] = f"{words} in {last.count(each)} of {len(last)} rounds, last in round {round}"
         return new
 
-    def recall(self, rows: Sequence[Row], again: int) -> None:
+    def recall(self, rows: Sequence[Row]) -> None:
         """Hear again what earlier lines say."""
         for row in rows:
             self._hear_line(row)

@@ -29,7 +29,7 @@ class PartitionCounts(Promise):
         self._entered: set[Id] = set()  # the clients whose nodes' figures are held
         self._resumed = False
 
-    def recall(self, rows: Sequence[Row], again: int) -> None:
+    def recall(self, rows: Sequence[Row]) -> None:
         """What was entered before counts."""
         self._resumed = True
 

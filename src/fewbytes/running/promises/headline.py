@@ -16,7 +16,7 @@ class Headline(Promise):
         self._method = method
         self._kinds: dict[str, None] = {}
 
-    def recall(self, rows: Sequence[Row], again: int) -> None:
+    def recall(self, rows: Sequence[Row]) -> None:
         """Those of earlier lines."""
         for row in rows:
             self._kinds |= dict.fromkeys(kind for of in row["scores"].values() for kind in of)

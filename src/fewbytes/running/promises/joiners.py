@@ -24,7 +24,7 @@ class Joiners(Promise):
         self._refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
         self._missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
 
-    def recall(self, rows: Sequence[Row], again: int) -> None:
+    def recall(self, rows: Sequence[Row]) -> None:
         """Who was refused."""
         self._refused = {left["client"]: left["why"] for left in refusals(rows)}
 

@@ -25,9 +25,8 @@ class Spending(Promise):
         self.epsilon, self.means = 0.0, 0  # spent; noisy means so far
         self._kept = folder / "checkpoint" / "means"
 
-    def recall(self, rows: Sequence[Row], again: int) -> None:
-        """What was spent, in the rounds of the checkpoint or, if the run went back, after it. Raises UserError if the
-        rounds after it may need more noisy means than are promised."""
+    def recall(self, rows: Sequence[Row]) -> None:
+        """What was spent, in the rounds of the checkpoint or, if the run went back, after it."""
         for row in rows:
             if spent := row.get("privacy"):
                 self.epsilon, self.means = spent["epsilon"], spent.get("means", 0)
@@ -35,12 +34,14 @@ class Spending(Promise):
             self.means = max(self.means, int(self._kept.read_text()))
             self.epsilon = self.privacy.epsilon(self.means)
 
-        left = 0 if self.privacy is None else self.privacy.rounds - self.means
-        if self.privacy is not None and again > left:
+    def go_back(self, rows: Sequence[Row], left: int) -> None:
+        """Raises UserError if the rounds that are left may need more noisy means than are promised."""
+        unspent = left if self.privacy is None else self.privacy.rounds - self.means
+        if self.privacy is not None and left > unspent:
             done = sum(row["phase"] == "round" for row in rows)
             raise UserError(
-                f"dp: of {self.privacy.rounds} noisy means that were promised {left} are not spent, and after round "
-                f"{done} come {again} rounds: go back to a later one, or begin a new run"
+                f"dp: of {self.privacy.rounds} noisy means that were promised {unspent} are not spent, and after round "
+                f"{done} come {left} rounds: go back to a later one, or begin a new run"
             )
 
     def begin(self, engine: Engine) -> None:

@@ -82,9 +82,12 @@ class Promise:
     terms = ""
     """Its part of the run's fingerprint: a run resumes under the same terms only."""
 
-    def recall(self, rows: Sequence[Row], again: int) -> None:
-        """The run resumes after these lines. `again`: number of rounds to repeat after going back; 0: it resumes from
-        its last checkpoint. Raises UserError if it may not."""
+    def recall(self, rows: Sequence[Row]) -> None:
+        """The run resumes after these lines."""
+
+    def go_back(self, rows: Sequence[Row], left: int) -> None:
+        """The run was sent back to the checkpoint after these lines, which it has recalled, and `left` rounds follow.
+        Raises UserError if it may not go back that far."""
 
     def begin(self, engine: Engine) -> None:
         """The engine is ready, and nothing has been asked of clients yet."""

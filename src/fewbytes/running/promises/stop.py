@@ -21,7 +21,7 @@ class Stop(Limit):
         self.known = "scored" if ends else "never"
         self._scored = self.known == "never"  # nobody waits for a score then
 
-    def recall(self, rows: Sequence[Row], again: int) -> None:
+    def recall(self, rows: Sequence[Row]) -> None:
         """Whether something was scored."""
         self._scored |= any(row["scores"] for row in rows)
 
