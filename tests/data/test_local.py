@@ -253,7 +253,7 @@ def test_a_node_that_does_not_say_where_its_data_are_does_not_train_on_the_serve
     out = deployed(places, places / "deployed", monkeypatch, node, watcher=watcher, all_of=0.5, dataset=server)
     ((client, why),) = watcher.lines
     assert client == 2
-    assert re.match(r"site-2: test.csv is the server's, .* say in its node.toml, .* client-data = ", why)
+    assert re.match(r"site-2: test.csv is the server's test data, .* in its node.toml, .* client-data = ", why)
     assert of(out, "partition.json")["train"] == [4, 4, None]
     node["south"]["client-data"] = "/data/soth.csv"
     with pytest.raises(fb.UserError, match=r"no such data set .*node.toml"):
@@ -332,7 +332,7 @@ def test_nodes_whose_data_are_not_the_servers_are_told_of_it_where_data_are_deal
         ({"test": "held-classes"}, "test sets how a dataset is split"),
         ({"samples": "5/5"}, "samples sets how a dataset is split"),
         ({"newcomers": 1, "rounds": 4}, "newcomers sets how a dataset is split"),
-        ({"public": 10}, "holds nothing out"),
+        ({"public": 10}, "holds out no samples"),
         ({"partition": "iid"}, "--client-data is for clients with their own data: add --partition local"),
     ],
 )

@@ -639,7 +639,7 @@ def test_a_server_that_has_a_node_deal_hide_or_reveal_again_from_an_older_state_
     how, policy = Settings(rounds=1, out=tmp_path / "run"), fb.Policy(round_timeout=2, connect_timeout=2)
     serve_run(grid, Run.of(method, task, how, policy), exchange=How(poll=0.001))
     assert refused.keys() == {"deal_shares", "train", "confirm", "reveal_shares"}
-    assert all("has gone on" in why for why in refused.values())
+    assert all("past the state" in why for why in refused.values())
 
 
 def test_what_comes_too_late_is_of_no_use(exchange):

@@ -454,7 +454,7 @@ def test_a_killed_run_names_them_too_and_an_unfinished_step_is_in_the_ledger(tmp
     lines = (folder / "rounds.jsonl").read_text("utf-8").splitlines(keepends=True)
     (folder / "rounds.jsonl").write_text("".join(lines[:2]), "utf-8")  # interrupted in round 3
     text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
-    assert "4 of 48 exchanges ended" in text
+    assert "4 of 48 exchanges had no usable reply" in text
     assert text.count("<td>no reply within 60 s</td>") == text.count("unknown: the step was interrupted") == 2
     (folder / "ledger.parquet").unlink()
     text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
@@ -513,7 +513,7 @@ def test_a_comparison_names_them_run_by_run(tmp_path: Path) -> None:
     leave_out(folder / "3-fedktl", (2, 3, "train", "failed"))
     runs = read_runs([folder])
     text = write_report(runs, tmp_path / "r.html").read_text("utf-8")
-    assert "<p><b>fedavg</b>: 4 of 48 exchanges ended without" in text
+    assert "<p><b>fedavg</b>: 4 of 48 exchanges" in text
     assert re.search("<b>fedktl</b>: 1 of 48 .*: 1 failed", text)
     assert "<b>fedpurin</b>: " not in text
     assert all("scope" in attrs for tag, attrs in Page(text).tags if tag == "th")

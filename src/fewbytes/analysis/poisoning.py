@@ -66,7 +66,7 @@ def lying(method: Method, clients: Collection[Id], how: Poisoning) -> Method:
     cls = type(method)
     told = {name: _lie(function, clients, how) for name, function in _handlers(cls).items()}
     if not told:
-        raise UserError(f"{method.method_name} sends no plain models that malicious clients could change")
+        raise UserError(f"{method.method_name} sends no models that malicious clients could change")
     values = {f.name: getattr(method, f.name) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     liar: type[Method] = type(cls.__name__, (cls,), {"__module__": cls.__module__, **told})
     return liar(**values)

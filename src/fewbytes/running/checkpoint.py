@@ -317,7 +317,7 @@ def read_checkpoint(folder: Path, from_round: int | None = None) -> Checkpoint:
 def check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -> None:
     """Raises UserError if a run of this fingerprint and length cannot resume from the checkpoint."""
     if rounds < checkpoint.round or (checkpoint.finished and rounds > checkpoint.round):
-        state = "has finished" if checkpoint.finished else "is already further"
+        state = "has ended" if checkpoint.finished else "is already further"
         raise UserError(f"the run in {folder} {state}, after {checkpoint.round} rounds: start a new one for {rounds}")
     if checkpoint.fewbytes.split(".")[:2] != VERSION.split(".")[:2]:
         raise UserError(f"the checkpoint in {folder} was written by fewbytes {checkpoint.fewbytes}; this is {VERSION}")
