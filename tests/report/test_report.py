@@ -458,7 +458,7 @@ def test_a_killed_run_names_them_too_and_an_unfinished_step_is_in_the_ledger(tmp
     assert text.count("<td>no reply within 60 s</td>") == text.count("unknown: the step was interrupted") == 2
     (folder / "ledger.parquet").unlink()
     text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
-    assert re.search("<p>2 exchanges .*: 1 late, 1 rejected;", text)
+    assert re.search("<p>2 exchanges .*: 1 late, 1 rejected", text)
 
 
 def test_what_the_network_says_is_text(tmp_path: Path) -> None:
