@@ -67,9 +67,3 @@ def test_clients_too_few_for_krum_are_told_before_anything_is_written(tmp_path):
     with pytest.raises(fb.UserError, match=r"krum=2 needs 7 clients, .*4"):
         fb.run(METHOD, tiny_task(), out=tmp_path / "run", aggregate="krum=2")
     assert not (tmp_path / "run").exists()
-
-
-def test_what_is_no_rule_is_told_before_anything_is_written(tmp_path):
-    with pytest.raises(fb.UserError, match=r"mean, median, .*, not 'avg'"):
-        fb.run(METHOD, tiny_task(), out=tmp_path / "run", aggregate="avg")
-    assert not (tmp_path / "run").exists()

@@ -22,7 +22,6 @@ from fewbytes.core.training import Local
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments.display import Display
 from fewbytes.methods.parts.averaging import Model, Trained
-from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models import build_model
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.table import badges, summary_table
@@ -269,8 +268,6 @@ def test_a_client_trains_no_more_than_is_counted():
     [
         (METHOD, tiny_task, {}, r"dp .*\(norm\)"),
         (METHOD, task, {"aggregate": "median"}, "aggregate is median"),
-        (Clustered(METHOD, clusters=2), task, {}, "sends more"),
-        (fb.SCAFFOLD(**LOCAL), task, {}, "scaffold sends more"),
     ],
 )
 def test_what_cannot_be_promised_is_told_before_anything_is_written(method, made, more, why, dp, tmp_path):

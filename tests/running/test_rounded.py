@@ -68,13 +68,6 @@ def test_what_wraps_a_method_is_rounded_if_what_travels_can_be() -> None:
     assert not SecureAggregation(fb.FedAvg()).roundable("uplink")
 
 
-@pytest.mark.parametrize("method", [CASES["dgc"], CASES["separate"], SecureAggregation(fb.FedAvg())])
-def test_they_are_refused_before_anything_is_written(method: fb.Method, tmp_path: Any) -> None:
-    with pytest.raises(fb.UserError, match="uplink_step"):
-        fb.run(method, tiny_task(), rounds=1, out=tmp_path / "run", uplink_step=1.0)
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_result_has_the_means_of_the_rounds(tmp_path: Any) -> None:
     out = tmp_path / "run"
     fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=3, workers=1, out=out, uplink_bits=2.0, save_models=False)
