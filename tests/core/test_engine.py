@@ -793,7 +793,7 @@ def test_run_refuses_what_cannot_be(tmp_path):
         fb.run(fb.FedAvg(**LOCAL, momentum=0.5), tiny_task(), rounds=1, out=tmp_path / "run", resume=True)
     again = fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, out=tmp_path / "run", resume=True)  # nothing left to do
     assert again.summary["rounds"] == 1
-    with pytest.raises(fb.UserError, match="has finished"):
+    with pytest.raises(fb.UserError, match="has ended"):
         fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=2, out=tmp_path / "run", resume=True)
     with pytest.raises(fb.UserError, match="a file is in the way"):
         fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, out=tmp_path / "run" / "config.toml")

@@ -275,7 +275,7 @@ def test_a_newcomer_is_served_between_rounds(tmp_path):
     columns = result.ledger.columns()
     assert joined == [3]
     assert set(columns["round"][columns["client"] == 3]) == {3, 4}
-    with pytest.raises(fb.UserError, match="has finished"):
+    with pytest.raises(fb.UserError, match="has ended"):
         run("fedavg", tmp_path / "run", task=task, grid=grid, policy=policy, rounds=9, resume=True)
 
 

@@ -107,7 +107,7 @@ def test_that_nothing_can_start_the_runs_server_any_more_is_noticed(tmp_path):
         (launcher,) = processes._launchers
         os.kill(launcher[0], signal.SIGKILL)
         assert until(lambda: not is_alive(launcher), every=0.01)
-        with pytest.raises(fb.FewbytesError, match="has finished"):
+        with pytest.raises(fb.FewbytesError, match="has ended"):
             processes.check_launcher()
     finally:
         end([link])

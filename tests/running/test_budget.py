@@ -85,7 +85,7 @@ def test_resuming_finds_the_same_end(stop, tmp_path, whole):
     for _ in range(2):  # the second time there is nothing left to do
         resumed = fb.run(METHOD, tiny_task(), out=tmp_path / "run", resume=True, **run)
         assert told(resumed) == told(through)
-    with pytest.raises(fb.UserError, match="has finished"):
+    with pytest.raises(fb.UserError, match="has ended"):
         fb.run(METHOD, tiny_task(), out=tmp_path / "run", resume=True, **(run | {"budget": 2 * budget}))
 
 

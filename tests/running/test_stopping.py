@@ -171,7 +171,7 @@ def test_resuming_finds_the_same_end(method, stop, tmp_path):
         fb.run(method, tiny_task(), out=tmp_path / "run", resume=True, watcher=told, **run)
         assert told.why
         assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "through")
-    with pytest.raises(fb.UserError, match="has finished"):
+    with pytest.raises(fb.UserError, match="has ended"):
         fb.run(method, tiny_task(), out=tmp_path / "run", resume=True, **run | {"stop_when": "patience=3"})
 
 

@@ -115,15 +115,11 @@ class FuseFL(Method):
     blocks: Count = 4  # K, cut at the model's default points
     cuts: str = ""  # instead: cut after these units, comma-separated, e.g. stem,layers.1
     adaptor: AdaptorKind = "conv"  # Eq. 8, or Eq. 7
-    frozen_bn: Literal["eval", "train_shared"] = (
-        "eval"  # train_shared: as in the authors' code, one client after another
-    )
+    frozen_bn: Literal["eval", "train_shared"] = "eval"  # train_shared: as in the authors' code, client by client
     final_reduce: Reduce = "sum"  # how the last block's branches are combined
     ccvr_samples: Whole = 5000  # virtual features per class; 0: no calibration
     ccvr_covariance: Covariance = "correct"  # released: as the authors' code computes it
-    local: Local = Local(
-        epochs=200, lr=0.01, batch=128, momentum=0.9
-    )  # E in total, E/K per stage: at least K; or steps
+    local: Local = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)  # E in total, E/K per stage (>= K); or steps
 
     promises = Promises(
         sends="its whole model once, block by block",

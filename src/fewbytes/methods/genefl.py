@@ -106,12 +106,8 @@ class GeneFL(Method):
     vectors: Count = 5  # d, number of singular vectors per client
     similarity: Similarity = "projections"  # of subspaces, or of the vectors themselves
     grouping: Grouping = "k-means"  # clustering algorithm
-    start_from: Literal["own", "learngene"] = (
-        "learngene"  # training starts from a client's last model, with the learnGene in it
-    )
-    inherit: Literal["shared", "cluster", "nothing"] = (
-        "shared"  # what newcomers inherit: the learnGene, or all that the server has
-    )
+    start_from: Literal["own", "learngene"] = "learngene"  # own: a client's last model, as it is
+    inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: the learnGene, or all the server has
     fraction: Share = 0.2  # S / N
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)  # E_l
     lambda_gen: NotNegative = 0.05  # lambda_1, weight of L_gen; the paper uses 0.5; 0: without
@@ -123,9 +119,7 @@ class GeneFL(Method):
     score: Score = "cosine"  # or distances, of which the smallest are kept
     order: Literal["descending", "ascending"] = "descending"  # ascending: keeps the layers of the lowest scores
     norm: Norm = "global"  # D of Eq. 4: over all tensors, or a sum over tensors, or squared
-    normalise: Literal["global", "per_tensor"] = (
-        "global"  # range of the Fisher information that is normalised to [0, 1]
-    )
+    normalise: Literal["global", "per_tensor"] = "global"  # Fisher information, by its smallest and largest value
     elastic: Literal["live", "target"] = "live"  # target: theta' is computed once per round and attracts as a whole
     elastic_step: Literal["joint", "split"] = "joint"  # split: L_elg has one of its own (Alg. 1, line 9), no momentum
     fisher: Literal["empirical", "model"] = "empirical"  # by true labels, or expected over the model's own
