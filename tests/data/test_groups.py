@@ -51,7 +51,7 @@ def test_the_setting_holds_for_what_is_dealt_out_and_for_sites(tmp_path):
             assert not train & test
 
 
-@pytest.mark.parametrize(("group", "words"), [("patint", "'patient'"), ("outcome", "is learnt")])
+@pytest.mark.parametrize(("group", "words"), [("patint", "'patient'"), ("outcome", "is the target")])
 def test_a_column_that_cannot_group_rows_is_refused(group, words, tmp_path):
     with pytest.raises(UserError, match=words):
         load_dataset(str(write(tmp_path / "a.csv")), schema=Schema(target=("outcome",), group=group))

@@ -129,7 +129,7 @@ def test_folders_are_not_the_classes_where_pictures_for_testing_lie_in_none(tmp_
     frame = pandas.DataFrame({"Path": IDS, "ClassId": [0, 1] * 6, "Width": 30})
     frame[:8].to_csv(tmp_path / "Train.csv", index=False)
     frame[8:].to_csv(tmp_path / "Test.csv", index=False)
-    with pytest.raises(UserError, match="which is learnt"):
+    with pytest.raises(UserError, match="--target"):
         read(tmp_path)
     data = read(tmp_path, "ClassId")
     assert (len(data.train), len(data.test)) == (8, 4)
@@ -146,7 +146,7 @@ def test_train_csv_beside_pictures_is_their_labels_and_no_table(tmp_path):
     assert labels(data) == {i: str(i % 2) for i in range(10)}
     assert data.notes[0].startswith("train.csv: 10 images by column 'id_code'; 2 classes (0, 1)")
     frame.assign(age=range(10)).to_csv(tmp_path / "train.csv", index=False)
-    with pytest.raises(UserError, match="which is learnt"):
+    with pytest.raises(UserError, match="--target"):
         read(tmp_path)
 
 

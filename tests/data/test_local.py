@@ -267,7 +267,7 @@ def test_of_a_client_s_values_the_server_is_told_none(places, monkeypatch, capfd
     deployed(places, places / "deployed", monkeypatch, watcher=watcher, all_of=0.5)
     ((_, why),) = watcher.lines
     assert why.startswith("site-2: a table's column 'age' has a value that is no number: correct it")
-    assert "row 2 of the data: 'fifty' is no number" in capfd.readouterr().err
+    assert "row 2 of the data: 'fifty' is not a number" in capfd.readouterr().err
     (places / "south" / "cells" / "train.csv").write_text("age,sex,target\n50,25,f,ill\n")
     with pytest.raises(fb.UserError, match="more or fewer values"):
         deployed(places, places / "none", monkeypatch)

@@ -128,5 +128,5 @@ def test_what_a_function_does_wrong_is_one_line(name, says):
 def test_of_a_function_must_be_said_how_many_clients_there_are():
     given = settings("site")
     given.pop("clients")
-    with pytest.raises(fb.UserError, match="how many clients"):
+    with pytest.raises(fb.UserError, match="number of clients"):
         make_experiment(given)

@@ -234,7 +234,7 @@ def test_no_setting_has_a_node_open_a_file_that_a_server_names(key, tmp_path, mo
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"dataset": "digits", "dataset.x": 1}, "'dataset' twice"),
+        ({"dataset": "digits", "dataset.x": 1}, "'dataset' both"),
         ({"schema": "[" * 100_000}, "schema"),
         ({"image_size": 60_000}, "image_size"),
         ({"model": "resnet8:width=20000"}, "1 to 1024 for width"),

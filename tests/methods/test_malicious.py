@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import tiny_task
 from safetensors.torch import load_file
 
 import fewbytes as fb
@@ -169,3 +170,23 @@ def test_of_a_class_that_fewer_than_three_sent_there_is_no_vote_but_nothing_is_l
     rows, labels = torch.tensor([[1.0, 0], [0, 30.0], [0, 1.0], [1.0, 0]]), torch.tensor([0, 0, 1, 2])
     got = elected(rows, labels, vote)
     assert got.tolist() == [[1, 0], [0, 1], [0, 1], [1, 0]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Boastful(fb.FedAvg):
+    """FedAvg whose client 2 says that it has other samples than it has."""
+
+    more: int = 0
+
+    def train(self, state: None, message: averaging.Model, site: fb.Site) -> averaging.Trained:
+        reply = super().train(state, message, site)
+        return dataclasses.replace(reply, samples=reply.samples + (self.more if site.me == 2 else 0))
+
+
+@pytest.mark.parametrize("more", [1, 10**6, -1])
+def test_a_client_weighs_no_more_than_its_samples_do(more):
+    """A reply with another number of samples than the client has is left out; the others are averaged without it."""
+    result = fb.run(Boastful(epochs=1, lr=0.1, batch=8, more=more), tiny_task(), rounds=1, workers=1)
+    (left,) = result.rounds[0]["left_out"]
+    assert (left["client"], left["outcome"]) == (2, "rejected")
+    assert f"{19 + more}, but the client has 19" in left["why"]
