@@ -20,7 +20,7 @@ def holds(name: str, code: int, printed: str, errors: str) -> None:
     assert code == 0, errors
     result = json.loads(printed)
     assert result["status"] == "done"
-    assert f"{name} takes model {result['model']}" in " ".join(errors.split())
+    assert f"{name} uses model {result['model']}" in " ".join(errors.split())
     assert LEAST.get(name, 0) < result["score"]["final"] <= 1
 
 
