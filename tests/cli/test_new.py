@@ -21,7 +21,7 @@ def test_a_new_method_runs_and_passes_its_test(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"fedtry.py", "test_fedtry.py", "fedtry.md"}
     ran = fewbytes("run", "fedtry:FedTry", "--rounds", "1", "--clients", "2", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert "takes model mlp" in ran.stderr
+    assert "uses model mlp" in ran.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-fedtry")
     assert 'method = "fedtry:FedTry"' in (folder / "config.toml").read_text()
