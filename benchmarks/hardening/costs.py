@@ -11,7 +11,7 @@ import torch
 from figures import Figure
 
 import fewbytes as fb
-from fewbytes.core.admission import Known, admit, finite_norm
+from fewbytes.core.admission import Expected, admit, finite_norm
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
@@ -83,7 +83,7 @@ def admission(repeats: int) -> list[Figure]:
     problem = fb.Task.on(
         federate(load_dataset("digits"), Partition("iid", clients=2), seed=0), lambda: model
     ).problem  # fmt: skip
-    known = Known(problem.layout(0), problem.statistics(0), Model(fb.Dense(state)), state, 100, None, 1e3, 1e9)
+    known = Expected(problem.layout(0), problem.statistics(0), Model(fb.Dense(state)), state, 100, None, 1e3, 1e9)
     frame = bytes(pack(Trained(fb.Dense(state), 100)))
     decoded = unpack(Trained, frame, layout=known.layout)
 

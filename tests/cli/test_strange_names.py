@@ -113,8 +113,8 @@ def test_a_readme_of_an_export_shows_names_of_a_strangers_file_as_text_and_none_
 
 def test_a_warning_of_a_strange_name_steers_nothing(tmp_path):
     (tmp_path / "own.py").write_text(
-        "import fewbytes as fb, warnings\nfrom fewbytes.base.errors import Slip\n"
-        f"warnings.warn(Slip({STEERS!r}))\nwarnings.warn({STEERS!r})\nclass Own(fb.FedAvg): pass\n"
+        "import fewbytes as fb, warnings\nfrom fewbytes.base.errors import LikelyMistake\n"
+        f"warnings.warn(LikelyMistake({STEERS!r}))\nwarnings.warn({STEERS!r})\nclass Own(fb.FedAvg): pass\n"
     )
     done = fewbytes("methods", "own:Own", cwd=tmp_path)
     assert "owned" in done.stderr

@@ -10,7 +10,7 @@ from cases import LOCAL, scheduled_task, tiny_task
 
 import fewbytes as fb
 from fewbytes.base.ranges import Positive
-from fewbytes.core.network import Made
+from fewbytes.core.network import LazyMapping
 from fewbytes.engines.local import local_engine
 from fewbytes.engines.terms import Terms
 
@@ -179,7 +179,7 @@ def test_messages_may_be_made_as_they_are_left(engine):
         made.append(client)
         return News.of(client)
 
-    net.tell(method.told, to=Made([3, 1], make), when="next")
+    net.tell(method.told, to=LazyMapping([3, 1], make), when="next")
     assert made == [3, 1]
     assert {i: said for i, said in heard(engine).items() if said} == {1: [1], 3: [3]}
     assert made == [3, 1]

@@ -75,8 +75,8 @@ def test_boxes_slightly_outside_are_cut_and_counted(tmp_path):
 def test_boxes_and_names_that_cannot_be_are_refused_without_names_for_others(box, how, words, tmp_path):
     with pytest.raises(UserError, match=words) as refused:
         load_dataset(str(write(tmp_path / "MEIER", box, **how)), 64)
-    assert refused.value.told is not None
-    assert "MEIER" not in refused.value.told
+    assert refused.value.public is not None
+    assert "MEIER" not in refused.value.public
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_yolos_folders_are_boxes(images, labels, file, names, tmp_path):
     Image.new("RGB", (64, 32)).save(tmp_path / "x" / images.format(s="train") / "MEIER.png")
     with pytest.raises(UserError, match=r"MEIER.txt, line 1: .*below 2") as refused:
         load_dataset(str(tmp_path / "x"), 64)
-    assert refused.value.told is not None
-    assert "MEIER" not in refused.value.told
+    assert refused.value.public is not None
+    assert "MEIER" not in refused.value.public
 
 
 @pytest.mark.parametrize(

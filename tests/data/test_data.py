@@ -736,7 +736,7 @@ def test_labels_of_text_are_classes_in_order(tmp_path: Path, kind: pa.DataType) 
     write_parquet(tmp_path / "test-0.parquet", structs(png(50)), {"label": ["MEIER"]})
     with pytest.raises(UserError, match=": MEIER") as refused:
         load_dataset(str(tmp_path))
-    assert "MEIER" not in str(refused.value.told)
+    assert "MEIER" not in str(refused.value.public)
 
 
 def test_folder_without_labels(tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ def test_what_looks_like_splits_and_cannot_be_read_so_is_refused_without_names_f
     write(tmp_path / "x", *where)
     with pytest.raises(UserError, match=words) as refused:
         load_dataset(str(tmp_path / "x"))
-    assert refused.value.told is not None
-    assert "/x" not in refused.value.told
+    assert refused.value.public is not None
+    assert "/x" not in refused.value.public
 
 
 def test_no_patient_is_on_both_sides(tmp_path):
@@ -182,7 +182,7 @@ def test_patients_of_both_published_splits_are_refused_and_not_told(how, split, 
     write(tmp_path / "x", *(how.format(s=s, c=c, p=p) for s in split for c in "ab" for p in range(3)))
     with pytest.raises(UserError, match=r"same groups.* in .*: keep each in one") as refused:
         load_dataset(str(tmp_path / "x"))
-    assert "in training and in test" in refused.value.told
+    assert "in training and in test" in refused.value.public
 
 
 @pytest.mark.parametrize("where", ["{c}/{k}X", "{c}/p{k}", "train/{c}/p{k}", "{c}/{k}"])
@@ -233,7 +233,7 @@ def test_pictures_beside_masks_are_no_classes(places, tmp_path):
     write(tmp_path / "x", *places)
     with pytest.raises(UserError, match=r"no classes: .*train/images/") as no:
         load_dataset(str(tmp_path / "x"))
-    assert str(tmp_path) not in no.value.told
+    assert str(tmp_path) not in no.value.public
     write(tmp_path / "y", "images/mask", "images/none")  # faces
     assert load_dataset(str(tmp_path / "y")).classes == ("mask", "none")
 

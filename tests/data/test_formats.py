@@ -158,7 +158,7 @@ def test_files_that_are_rescaled_beside_others_are_all_in_units(tmp_path):
 def test_windows_in_some_files_only_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"1 of 2 .*window") as error:
         load_dataset(str(dicoms(tmp_path / "x", WINDOW | CT, CT)))
-    assert "MEIER" not in error.value.told
+    assert "MEIER" not in error.value.public
 
 
 @pytest.mark.parametrize("kind", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
@@ -211,7 +211,7 @@ def test_dicom_that_cannot_be_read_is_refused_and_its_name_not_told(content, tmp
     (tmp_path / "MEIER.dcm").write_bytes(content)
     with pytest.raises(UserError, match=r"MEIER\.dcm .*cannot be read") as error:
         read(tmp_path / "MEIER.dcm")
-    assert "MEIER" not in error.value.told
+    assert "MEIER" not in error.value.public
 
 
 # NIfTI ----------------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_volumes_that_differ_in_size_are_to_be_brought_to_one(tmp_path):
         nibabel.save(nibabel.Nifti1Image(np.zeros((4, 4, i)), np.eye(4)), tmp_path / "a" / f"{i}.nii")
     with pytest.raises(UserError, match="one size") as error:
         load_dataset(str(tmp_path))
-    assert error.value.told.endswith("to one size")
+    assert error.value.public.endswith("to one size")
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -479,7 +479,7 @@ def test_a_column_of_texts_is_of_classes_and_a_missing_image_is_named_but_not_to
     (tmp_path / "x" / "labels.csv").write_text("file,diagnosis\n" + "\n".join([*rows, "MEIER.png,benign"]) + "\n")
     with pytest.raises(UserError, match=r"row 11: .*MEIER\.png") as error:
         load_dataset(str(tmp_path / "x"))
-    assert "MEIER" not in error.value.told
+    assert "MEIER" not in error.value.public
 
 
 def test_two_images_of_one_name_are_not_taken_for_each_other(tmp_path):

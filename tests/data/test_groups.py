@@ -62,4 +62,4 @@ def test_patients_in_both_of_two_tables_are_refused_and_not_told(tmp_path):
     write(tmp_path / "test.csv", patients=2)
     with pytest.raises(UserError, match="MEIER0, MEIER1") as refused:
         load_dataset(str(tmp_path), schema=Schema(target=("outcome",), group="patient"))
-    assert "MEIER" not in refused.value.told
+    assert "MEIER" not in refused.value.public

@@ -71,7 +71,7 @@ def test_folders_that_pictures_were_cut_into_are_no_classes(places, table, tmp_p
     frame.to_csv(tmp_path / table, index=False)
     with pytest.raises(UserError, match=r"--target COLUMN\).*table elsewhere") as error:
         read(tmp_path)
-    assert "dx" not in error.value.told
+    assert "dx" not in error.value.public
     assert labels(read(tmp_path, "dx")) == dict(enumerate(frame["dx"]))
 
 
@@ -230,7 +230,7 @@ def test_group_keeps_rows_of_a_value_together(tmp_path):
     (tmp_path / "list.csv").unlink()
     with pytest.raises(UserError, match="of 'lesion'") as error:
         read(tmp_path, "dx", group="lesion")
-    assert "L2" not in error.value.told
+    assert "L2" not in error.value.public
 
 
 def test_a_run_takes_what_is_said_of_a_list(tmp_path):
@@ -271,7 +271,7 @@ def test_several_lists_are_refused_by_name(tmp_path):
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
     with pytest.raises(UserError, match=r"first\.csv, second\.csv") as error:
         read(tmp_path)
-    assert "first" not in error.value.told
+    assert "first" not in error.value.public
 
 
 def test_a_licence_beside_a_list_of_labels_makes_it_no_text(tmp_path):

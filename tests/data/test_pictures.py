@@ -230,7 +230,7 @@ def test_a_file_of_several_pages_is_refused_in_words(form, tmp_path):
     pages[0].save(tmp_path / f"a.{form}", save_all=True, append_images=pages[1:])
     with pytest.raises(UserError, match="has 3 pages") as error:
         read(tmp_path / f"a.{form}")
-    assert "a." not in error.value.told
+    assert "a." not in error.value.public
 
 
 def test_a_tiff_with_a_thumbnail_is_one_picture(tmp_path):
@@ -414,7 +414,7 @@ def test_masks_of_other_suffixes_and_names_are_found(name, tmp_path):
     mask.rename(mask.with_name("other.png"))
     with pytest.raises(UserError, match=r"3.png has no mask.*3\.png or 3_mask\.png") as error:
         load_dataset(str(tmp_path))
-    assert "3" not in error.value.told
+    assert "3" not in error.value.public
     for end in ("", "_mask"):
         Image.new("L", (8, 8)).save(tmp_path / "train" / "masks" / f"3{end}.png")
     with pytest.raises(UserError, match=r"masks, 3\.png, 3_mask\.png"):
@@ -450,8 +450,8 @@ def test_no_error_of_a_picture_tells_a_server_its_name(tmp_path):
         with pytest.raises(UserError) as error:
             read(secret)
         assert "MEIER" in str(error.value)
-        assert error.value.told
-        assert "MEIER" not in error.value.told
+        assert error.value.public
+        assert "MEIER" not in error.value.public
     buffer = io.BytesIO()
     Image.new("RGB", (4, 4)).save(buffer, "PNG")
     assert read_image(buffer.getvalue(), tmp_path, 0).shape == (4, 4, 3)

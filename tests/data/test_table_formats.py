@@ -129,7 +129,7 @@ def test_remarks_above_the_names_are_one_line_that_says_so(tmp_path):
     (tmp_path / "a.csv").write_text("# exported by Ada\n" + COMMAS)
     with pytest.raises(fb.UserError, match="line of names") as error:
         load_dataset(str(tmp_path / "a.csv"), schema=Y)
-    assert "Ada" not in error.value.told
+    assert "Ada" not in error.value.public
 
 
 def test_an_encoding_that_is_none_or_not_the_files_is_one_line(tmp_path):
@@ -158,8 +158,8 @@ def test_what_is_no_such_file_is_one_line_without_its_name_for_a_server(name, tm
     with pytest.raises(fb.UserError) as error:
         read_columns(path, Y)
     assert "\n" not in str(error.value)
-    assert error.value.told is not None
-    assert not any(word in error.value.told for word in ("Ada", "Grace", "1906"))
+    assert error.value.public is not None
+    assert not any(word in error.value.public for word in ("Ada", "Grace", "1906"))
 
 
 def test_a_packed_file_that_unpacks_to_too_much_is_refused_before_it_does(tmp_path, monkeypatch):
@@ -206,7 +206,7 @@ def test_no_refusal_shows_a_server_a_rows_text(tmp_path):
     (tmp_path / "b.csv").write_text(f'text,y\n"{secret}",\n')
     with pytest.raises(fb.UserError) as empty:
         read_text_table(tmp_path / "b.csv", "text", "y")
-    for told in (error.value.told, empty.value.told):
+    for told in (error.value.public, empty.value.public):
         assert told is not None
         assert not any(word in told for word in ("Ada", "HIV", "a.csv", "b.csv", str(tmp_path)))
     assert "Ada" not in str(error.value)

@@ -14,7 +14,7 @@ import torch
 from commands import fewbytes
 
 import fewbytes as fb
-from fewbytes.base.errors import Slip
+from fewbytes.base.errors import LikelyMistake
 from fewbytes.data import Partition, Schema, federate, load_dataset, table
 from fewbytes.data.tables import read_table
 from fewbytes.experiments.settings import make_experiment
@@ -262,7 +262,7 @@ def test_what_is_no_table_is_one_line_that_shows_no_row(tmp_path, text, says):
 def test_a_column_in_other_units_is_warned_of(wards):
     rows = {"age": [50_000.0, 61_000.0], "sex": ["m", "f"], "smoker": [True, False], "target": ["ill", "well"]}
     write(wards / "sites" / "west.csv", rows)
-    with pytest.warns(Slip, match=r"west.csv: .*'age' .*units"):
+    with pytest.warns(LikelyMistake, match=r"west.csv: .*'age' .*units"):
         find(make_experiment(settings(wards)))
 
 

@@ -79,7 +79,7 @@ def test_what_names_the_rows_is_refused_until_the_user_decides(name, values):
     columns = {name: values, "lab": LAB, "y": Y}
     with pytest.raises(fb.UserError, match=f"'{re.escape(name)}' .*number the rows .*--leave-out.*--columns") as error:
         table(columns, "y")
-    assert repr(name) not in (error.value.told or repr(name))
+    assert repr(name) not in (error.value.public or repr(name))
     assert features(table(columns, "y", leave_out=[name])) == ("lab",)
     if isinstance(values[0], int):
         assert features(table(columns, "y", columns=["lab", name])) == ("lab", name)
@@ -233,7 +233,7 @@ def test_what_can_be_read_in_two_ways_is_refused_or_follows_the_files_other_colu
     either = {"x": ["1,250", "3,125"] * 10, "y": [0, 1] * 10}
     with pytest.raises(fb.UserError, match=r"'1,250', .*1250 or 1.250.*--decimal") as error:
         table(either, "y")
-    assert "1,250" not in (error.value.told or "1,250")
+    assert "1,250" not in (error.value.public or "1,250")
     assert whole(table(either, "y", schema=Schema(decimal="comma")), "x")[0] == 1.25
     assert whole(table(either, "y", schema=Schema(decimal="point")), "x")[0] == 1250
     assert whole(table(either | {"z": ["0,5", "0,7"] * 10}, "y"), "x")[0] == 1.25
@@ -273,7 +273,7 @@ def test_a_number_far_from_all_others_is_refused_until_the_user_decides(tmp_path
     columns = {"x": [-999, *LAB[1:]], "y": Y}
     with pytest.raises(fb.UserError, match=r"row 1 .*-999.0 .*--missing-marks NA,-999") as error:
         table(columns, "y")
-    assert "999" not in (error.value.told or "999")
+    assert "999" not in (error.value.public or "999")
     taken = table(columns, "y", schema=Schema(missing="drop", missing_marks=("NA", "-999")))
     assert min(whole(taken, "x")) == 0.5
     kept = table(columns, "y", schema=Schema(missing_marks=("NA",)))
@@ -299,7 +299,7 @@ def test_a_column_that_is_mostly_numbers_is_never_categories_until_the_user_says
     columns = numbered(odd)
     with pytest.raises(fb.UserError, match=r"'x', row 2 .*not a number.*--missing-marks.*--categories") as error:
         table(columns, "y")
-    assert odd[0] not in (error.value.told or odd[0])
+    assert odd[0] not in (error.value.public or odd[0])
     named = table(columns, "y", schema=Schema(missing_marks=("NA", *odd), missing="drop"))
     assert features(named) == ("x", "lab")
     said = table(columns, "y", schema=Schema(categories={"x": ()}))
@@ -343,7 +343,7 @@ def test_numbers_and_dates_that_cannot_be_read_are_no_categories(how, what, ever
     columns = {"x": [how.format(i * 7 % every) for i in range(200)], "y": Y * 5}
     with pytest.raises(fb.UserError, match=f"'x' .*{what}.*--categories") as error:
         table(columns, "y")
-    assert columns["x"][0] not in (error.value.told or columns["x"][0])
+    assert columns["x"][0] not in (error.value.public or columns["x"][0])
     if every == 30:
         assert len(features(table(columns, "y", schema=Schema(categories={"x": ()})))) == 30
 
@@ -417,7 +417,7 @@ def test_values_under_a_limit_are_refused_until_the_user_says_what_to_take():
     columns = {"x": ["<0,5", "≤ 0,5", ">100", *(f"{i},25" for i in range(37))], "y": Y}
     with pytest.raises(fb.UserError, match=r"row 1 .* 2 more: '<0,5' .*--limits half\|value") as error:
         table(columns, "y")
-    assert "<0,5" not in (error.value.told or "<0,5")
+    assert "<0,5" not in (error.value.public or "<0,5")
     rest = [i + 0.25 for i in range(37)]
     assert whole(table(columns, "y", schema=Schema(limits="half")), "x") == sorted([0.25, 0.25, 100, *rest])
     assert whole(table(columns, "y", schema=Schema(limits="value")), "x") == sorted([0.5, 0.5, 100, *rest])
@@ -445,8 +445,8 @@ def test_a_missing_value_is_said_to_be_one_with_its_mark(tmp_path):
             two = {name: [str(v) for v in columns[name]] if name == only else columns[name] for name in (only, "y")}
             with pytest.raises(fb.UserError, match=f"'{only}', row 1 .*{words}") as error:
                 table(two, "y")
-            assert error.value.told.startswith("a table's column")
-            assert "has missing values in some rows: fill it in" in error.value.told
+            assert error.value.public.startswith("a table's column")
+            assert "has missing values in some rows: fill it in" in error.value.public
 
 
 def test_many_categories_are_said():
@@ -486,7 +486,7 @@ def test_days_and_months_that_may_be_either_are_refused_until_the_user_decides()
     columns = {"visit": ["02/01/1970", "03/01/1970"] * 10, "y": [0, 1] * 10}
     with pytest.raises(fb.UserError, match=r"'02/01/1970'.*--date-order") as error:
         table(columns, "y")
-    assert "1970" not in (error.value.told or "1970")
+    assert "1970" not in (error.value.public or "1970")
     assert whole(table(columns, "y", schema=Schema(date_order="day-first")), "visit")[0] == 1
     assert whole(table(columns, "y", schema=Schema(date_order="month-first")), "visit")[0] == 31
     with pytest.raises(fb.UserError, match="day first"):

@@ -28,7 +28,7 @@ from modules import DOCUMENTED, MODULES, PRIVATE, parts_of, private_parts
 
 from fewbytes.base.errors import UserError
 from fewbytes.flower import application, fleet
-from fewbytes.flower.held import HOLD_SECONDS
+from fewbytes.flower.long_polling import HOLD_SECONDS
 from fewbytes.flower.private import calls, cli, errors, files, grid, programs, ray_cluster, requests
 from fewbytes.flower.private.supernode import retrying_more
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.base.state import load_state, state_of
-from fewbytes.core.admission import Known, admit, finite_norm
+from fewbytes.core.admission import Expected, admit, finite_norm
 from fewbytes.core.training import fit, outputs
 from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.experiments.display import Display
@@ -574,7 +574,10 @@ def test_a_run_resumed_by_a_new_process_ends_the_same(tmp_path):
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(vectors, classes):
-    good, known = ClassVectors.of(torch.zeros(2, 3), [0, 2]), Known(Layout(()), frozenset(), None, {}, 20, None, 1, 1e9)
+    good, known = (
+        ClassVectors.of(torch.zeros(2, 3), [0, 2]),
+        Expected(Layout(()), frozenset(), None, {}, 20, None, 1, 1e9),
+    )
 
     def taken(reply):
         leaves = leaves_of(reply)

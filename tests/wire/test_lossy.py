@@ -19,7 +19,7 @@ from test_wire import Part, Tables, Whole, same, same_tensor, slow
 from torch import Tensor
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import ANEW, EXACT
+from fewbytes.base.ranges import EXACT, FRESH
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.wire import Base, Bits, Dense, FrameError, Layout, Lossy, Masked, Quantised, TopK, pack, payload, unpack
@@ -328,7 +328,7 @@ class Marked:
 
     model: Dense
     exact: Annotated[list[Whole], EXACT]
-    anew: Annotated[dict[str, Dense], ANEW]
+    anew: Annotated[dict[str, Dense], FRESH]
     inner: Inner | None
 
 
@@ -336,7 +336,7 @@ class Marked:
 class Inner:
     model: Dense
     exact: Annotated[Dense, EXACT]
-    anew: Annotated[Masked, ANEW]
+    anew: Annotated[Masked, FRESH]
 
 
 def marked() -> Marked:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.ranges import EXACT, OF_TRAINING, PART, SENT
 from fewbytes.base.state import State
-from fewbytes.core.admission import Known, admit, finite_norm
+from fewbytes.core.admission import Expected, admit, finite_norm
 from fewbytes.wire import Bits, Dense, Layout, counted, payload
 from fewbytes.wire.schema import leaves_of, schema_of
 
@@ -86,7 +86,7 @@ def test_nothing_and_a_bare_value_have_leaves() -> None:
     ],
 )
 def test_what_stands_within_a_list_is_admitted_as_what_stands_alone(wrong, says) -> None:
-    known = Known(Layout.of({"w": torch.zeros(2)}), frozenset(), None, {}, 5, None, 1, 1e9)
+    known = Expected(Layout.of({"w": torch.zeros(2)}), frozenset(), None, {}, 5, None, 1, 1e9)
 
     def taken(value: Everywhere) -> None:
         leaves = leaves_of(value)

@@ -25,7 +25,7 @@ class FewbytesError(Exception):
 class UserError(FewbytesError):
     """The user's input was wrong: an option, a file, a data set. The command line exits with code 2.
 
-    `told`: the same without what is in the user's data, as a node tells it to its server; None: nothing is.
+    `public`: the same without what is in the user's data, as a node tells it to its server; None: nothing is.
 
     >>> import fewbytes as fb
     >>> fb.FedAvg(lr=-1)
@@ -33,9 +33,9 @@ class UserError(FewbytesError):
     fewbytes.base.errors.UserError: lr must be above 0, not -1
     """
 
-    def __init__(self, text: str, told: str | None = None) -> None:
+    def __init__(self, text: str, public: str | None = None) -> None:
         super().__init__(text)
-        self.told = told
+        self.public = public
 
 
 @contextmanager
@@ -44,18 +44,18 @@ def of_data() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if getattr(error, "told", None) is None:
+        if getattr(error, "public", None) is None:
             kind = "" if isinstance(error, FewbytesError) else f" ({type(error).__name__})"
-            error.told = f"its data cannot be used, and its own log says why{kind}"  # type: ignore[attr-defined]
+            error.public = f"its data cannot be used, and its own log says why{kind}"  # type: ignore[attr-defined]
         raise
 
 
-def told_of(error: BaseException) -> str:
-    """What a server is told of an error at a site: the words that were chosen for it (`told`), those of our own errors,
-    which hold nothing of data that are not read (`of_data`), and of all others the class and where in one's own code
-    they were raised, as their words may quote what they failed at."""
-    if (told := getattr(error, "told", None)) is not None:
-        return str(told)
+def public_text(error: BaseException) -> str:
+    """What a server is told of an error at a site: the words that were chosen for it (`public`), those of our own
+    errors, which hold nothing of data that are not read (`of_data`), and of all others the class and where in one's own
+    code they were raised, as their words may quote what they failed at."""
+    if (public := getattr(error, "public", None)) is not None:
+        return str(public)
     if isinstance(error, UserError):
         return str(error)
     what = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}, its own log says more"
@@ -63,7 +63,7 @@ def told_of(error: BaseException) -> str:
     return f"{what} ({where})" if where else what
 
 
-class Slip(UserWarning):
+class LikelyMistake(UserWarning):
     """Something that runs, but hardly as its author meant."""
 
 

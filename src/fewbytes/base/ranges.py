@@ -37,13 +37,13 @@ normalisation's statistics. LEARNT alone: parameters, of whatever names."""
 COUNTS = "counts of classes"
 """Of a reply's wire value: one integer tensor that says how many training samples the client has of each class. None is
 below zero, and the engine refuses other numbers than it knows of, of each class or of all together."""
-HELD = "classes held"
+PRESENT = "classes held"
 """Of a reply's list of integers: classes, ascending, each once, of which the client has training samples as far as the
 engine knows."""
 
 EXACT = "exact"
 """Of wire values of a message or reply: a run that rounds what travels leaves these as they are."""
-ANEW = "made anew"
+FRESH = "fresh"
 """Of the same: they do not go on from round to round, so what rounding them loses is not sent later."""
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -20,7 +20,7 @@ import msgspec
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import check_ranges, wrong
 
-Made = TypeVar("Made", bound="Group")
+GroupType = TypeVar("GroupType", bound="Group")
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ class Declared:
             raise UserError(f"{key}: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 
-def reads_text(group: type[Made]) -> type[Made]:
+def reads_text(group: type[GroupType]) -> type[GroupType]:
     """A group whose settings may be given as text, too, where it is made."""
     init = group.__init__
 
     @functools.wraps(init)
-    def read(self: Made, *args: Any, **values: Any) -> None:
+    def read(self: GroupType, *args: Any, **values: Any) -> None:
         for each in group.declared().values() if values else ():
             if each.is_text(values.get(each.name)):
                 values[each.name] = each.read(each.name, values[each.name])

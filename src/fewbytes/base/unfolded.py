@@ -18,5 +18,5 @@ def check_unfolded(path: Path, unfolded: int, what: str = "") -> None:
         remedy = "split it, or write it without repetition"
         raise UserError(
             f"{path} is {size / 1e6:,.1f} MB and would be {unfolded / 1e9:,.1f} GB in memory ({what}{most}): {remedy}",
-            told=f"a file would be far larger in memory than it is ({most}): {remedy}",
+            public=f"a file would be far larger in memory than it is ({most}): {remedy}",
         )

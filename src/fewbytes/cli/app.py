@@ -13,7 +13,7 @@ import warnings
 import typer
 from rich.text import Text
 
-from fewbytes.base.errors import FewbytesError, Slip, UserError, raised_at, said, visible
+from fewbytes.base.errors import FewbytesError, LikelyMistake, UserError, raised_at, said, visible
 from fewbytes.base.named import look_in
 from fewbytes.cli.after import attack, export, inspect_file, probe, report
 from fewbytes.cli.machines import be_nodes, deploy
@@ -50,7 +50,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # some locales lack characters
     plain = warnings.formatwarning
     warnings.formatwarning = lambda text, kind, *of, **how: visible(
-        f"note: {text}\n" if issubclass(kind, Slip) else plain(text, kind, *of, **how)
+        f"note: {text}\n" if issubclass(kind, LikelyMistake) else plain(text, kind, *of, **how)
     )
     look_in(os.getcwd())
     try:

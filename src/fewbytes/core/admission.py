@@ -14,11 +14,11 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.base.ranges import (
     COUNTS,
-    HELD,
     LEARNT,
     MOST_SAMPLES,
     OF_TRAINING,
     PART,
+    PRESENT,
     SENT,
     STATISTICS,
     WHOLE,
@@ -37,7 +37,7 @@ where targets are not of any scale."""
 
 
 @dataclass(frozen=True)
-class Known:
+class Expected:
     """What is known of a reply before it comes: the client's model, which names are not of its parameters, the message
     it answers (None: nothing was sent), the tensors of all messages that came with it, how many samples the client has
     to train on, in all and of each class (None: not known), the norm of its first model, and the largest norm of all
@@ -56,19 +56,19 @@ class Known:
     hidden: bool = False
 
 
-def finite_norm(leaves: Sequence[Leaf], perhaps: str) -> float:
+def finite_norm(leaves: Sequence[Leaf], hint: str) -> float:
     """The Euclidean norm of all floating-point numbers of a payload together, given its leaves. Raises FrameError if
-    one of them is not finite; `perhaps`: why."""
+    one of them is not finite; `hint`: why."""
     size = norm(
         (tensor for leaf in leaves for tensor in leaf.tensors.values()),
         (number for leaf in leaves for number in leaf.floats),
     )
     if not math.isfinite(size):  # numbers may be, all the same, which are beyond what a norm can be
-        check_finite(leaves, perhaps)
+        check_finite(leaves, hint)
     return size
 
 
-def admit(leaves: Sequence[Leaf], size: float, known: Known) -> None:
+def admit(leaves: Sequence[Leaf], size: float, known: Expected) -> None:
     """Raises FrameError for a payload, given its leaves, whose fields are not what their types say (`Meta(ge=0)`, and
     the marks of `fewbytes.base.ranges`), or whose numbers are too large together: `size` is their norm."""
     try:
@@ -143,7 +143,7 @@ def _marked(leaves: Sequence[Leaf]) -> list[Marked]:
     return [*found, *sent.items()]
 
 
-def _expected(marks: Marks, known: Known) -> Forms | None:
+def _expected(marks: Marks, known: Expected) -> Forms | None:
     """The entries that marks stand for, by name; None where nothing was sent, or they do not say."""
     if marks == {LEARNT} or (SENT in marks and known.sent is None):
         return None
@@ -180,7 +180,7 @@ def _said(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
 
 
-def _check_growth(marked: Sequence[Mapping[str, Tensor]], known: Known) -> None:
+def _check_growth(marked: Sequence[Mapping[str, Tensor]], known: Expected) -> None:
     """Raises MethodError for parameters of a norm that no training gives them in a round: clients that were sent their
     mean would train on to numbers that are refused, too."""
     size = norm(value for entries in marked for name, value in entries.items() if name not in known.statistics)
@@ -192,12 +192,12 @@ def _check_growth(marked: Sequence[Mapping[str, Tensor]], known: Known) -> None:
         )
 
 
-def _check_data(leaf: Leaf, known: Known) -> None:
+def _check_data(leaf: Leaf, known: Expected) -> None:
     """Raises MethodError for a field that says other things of the client's training samples than are known."""
     samples, classes, name, value = known.samples, known.classes, leaf.path, leaf.value
     if OF_TRAINING in leaf.marks and samples is not None and value != samples:
         raise MethodError(f"{name} is {value}, but the client has {samples} samples to train on")
-    if HELD in leaf.marks:
+    if PRESENT in leaf.marks:
         there = None if classes is None else {c for c, n in enumerate(classes) if n}
         if any(a >= b for a, b in itertools.pairwise(value)) or any(c < 0 for c in value):
             raise MethodError(f"{name} are not classes in ascending order")

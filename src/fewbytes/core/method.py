@@ -16,6 +16,7 @@ from fewbytes.base.errors import MethodError, UserError, returned, suggestion, w
 from fewbytes.base.ranges import check_ranges
 from fewbytes.base.rate import Way
 from fewbytes.base.state import State
+from fewbytes.core.class_checks import called, check_class, place_of
 from fewbytes.core.network import Handler, Network, hints_of, required, takes_site
 from fewbytes.core.objective import Objective
 from fewbytes.core.options import OF_METHOD, OF_TASK, belongs
@@ -24,7 +25,6 @@ from fewbytes.core.problem import Id, Posed, Problem
 from fewbytes.core.promise import Privacy
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
-from fewbytes.core.slips import called, check_class, place_of
 from fewbytes.core.training import Local
 from fewbytes.models.builders import default_model
 from fewbytes.wire.schema import check_fields

@@ -100,7 +100,7 @@ def required(kind: Any) -> Any:
     return kind
 
 
-class Made(Mapping[Id, Sent]):
+class LazyMapping(Mapping[Id, Sent]):
     """A message for each of some clients, made whenever it is read."""
 
     def __init__(self, clients: Sequence[Id], made: Callable[[Id], Sent]) -> None:

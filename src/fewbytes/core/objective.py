@@ -110,7 +110,7 @@ class Objective(ABC):
         return ""
 
     @property
-    def perhaps(self) -> str:
+    def hint(self) -> str:
         """Why training may give numbers that are not finite."""
         own = "" if self.criterion is None else f", or does the loss {_called(self.criterion)} give such?"
         return f"is lr too high{own or '?'}"

@@ -59,7 +59,7 @@ class Dataset:
             raise UserError(
                 f"{self.name} has {listed(self.classes)}, the run {listed(classes)}: name what is learnt alike "
                 "everywhere, in the same order (the run uses the server's)",
-                told="its data have other classes than the run: use the same names everywhere, in the same order",
+                public="its data have other classes than the run: use the same names everywhere, in the same order",
             )
         strange = [name for name in self.classes if name not in classes]
         if strange:
@@ -68,7 +68,7 @@ class Dataset:
             raise UserError(
                 f"{self.name} has {have}: {listed(strange)}; it has {listed(self.classes)}, {alike}",
                 # what stands in a column of classes may be anything, such as a name where a row has slipped
-                told=f"its data have {have}, {len(strange)} of {len(self.classes)}; its log names them; {alike}",
+                public=f"its data have {have}, {len(strange)} of {len(self.classes)}; its log names them; {alike}",
             )
         number = torch.tensor([list(classes).index(name) for name in self.classes])
         train, test = (Split(s.x, number[s.y], s.rows, s.transform) for s in (self.train, self.test))

@@ -172,7 +172,7 @@ def _read(path: Path) -> BoxFile:
 
 def _wrong(path: Path, what: str, which: str = "") -> UserError:
     """What to raise for a file of annotations. A server is told what is wrong, but not with which image or box."""
-    return UserError(f"{path} {what}{f' ({which})' if which else ''}", told=f"a file of annotations {what}")
+    return UserError(f"{path} {what}{f' ({which})' if which else ''}", public=f"a file of annotations {what}")
 
 
 def _order(category: Category) -> tuple[bool, Name]:
@@ -210,7 +210,7 @@ def _objects(path: Path, file: BoxFile, classes: dict[Name, int]) -> tuple[dict[
         if across > max(1.0, LEEWAY * image.width) or down > max(1.0, LEEWAY * image.height):
             raise UserError(
                 f"{where} lies outside the image, {image.width} x {image.height}: correct it",
-                told="a file of annotations has a box outside of its image",
+                public="a file of annotations has a box outside of its image",
             )
         cut += max(across, down) > 0
         left, top, right, bottom = (
@@ -353,14 +353,14 @@ def _key(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> str
         if PurePath(image.file_name).is_absolute() or ".." in PurePath(image.file_name).parts:
             raise UserError(
                 f"{path} lists {image.file_name}, which leads out of {folder}: correct it",
-                told="a file of annotations lists an image out of its folder",
+                public="a file of annotations lists an image out of its folder",
             )
         try:
             about = (folder / image.file_name).stat()
         except OSError:
             raise UserError(
                 f"{path} lists {image.file_name}, which is not in {folder}",
-                told="a file of annotations lists an image that is not there",
+                public="a file of annotations lists an image that is not there",
             ) from None
         digest.update(f"\n{image.file_name} {image.width} {image.height} {about.st_size} {about.st_mtime_ns}".encode())
     return digest.hexdigest()[:24]
@@ -380,7 +380,7 @@ def _parts(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> I
             raise UserError(
                 f"{folder / image.file_name} is {opened.width} x {opened.height} pixels large, "
                 f"{path} says {image.width} x {image.height}: correct it",
-                told="an image has another size than its file of annotations says: correct it",
+                public="an image has another size than its file of annotations says: correct it",
             )
         return letter_boxed(opened, size)
 

@@ -242,7 +242,7 @@ class Texts:
             raise Unclear(
                 f"has {value!r}, which is {value.replace(',', '')} or {value.replace(',', '.')}",
                 "choose --decimal point (commas separate thousands) or --decimal comma",
-                told="has numbers that may have a decimal comma or commas between thousands: --decimal point or comma",
+                public="has numbers that may have a decimal comma or thousands separators: --decimal point or comma",
             )
         return "point"
 

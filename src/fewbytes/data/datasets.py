@@ -138,7 +138,7 @@ def load_dataset(
         remedy = "labels are a Parquet column or the class folders' names"
         raise UserError(
             f"{folder} has no labelled images: {layouts}; found {_contents(folder)}; {remedy}",
-            told=f"there are no labelled images: {layouts}; {remedy}",
+            public=f"there are no labelled images: {layouts}; {remedy}",
         )
     files_of, read, notes = held
     images = decoded(folder, files_of, read, image_size)
@@ -162,7 +162,7 @@ def client_folders(name: str) -> list[Path]:
     folder = find(name)
     if folder is None:
         if elsewhere():
-            raise UserError(f"there is no folder or table {name!r} on this node: {HOST}", told=NOWHERE)
+            raise UserError(f"there is no folder or table {name!r} on this node: {HOST}", public=NOWHERE)
         root = os.environ.get("FEWBYTES_DATA")
         under = f" here or under FEWBYTES_DATA={root}" if root else ""
         raise UserError(
@@ -183,13 +183,13 @@ def client_folders(name: str) -> list[Path]:
         raise UserError(
             f"--client-data: {folder} has folders ({listed([place.name for place in places], 3)}) and tables "
             f"({listed([path.name for path in tables], 3)}): keep one or the other, each a client's",
-            told="--client-data has folders and tables: keep one or the other, each a client's",
+            public="--client-data has folders and tables: keep one or the other, each a client's",
         )
     found = places or tables
     if not found:
         raise UserError(
             f"--client-data: {folder} holds no data: it has a folder for each client, with train/<class>/, or a table",
-            told="--client-data holds no data: it has a folder for each client, with train/<class>/, or a table",
+            public="--client-data holds no data: it has a folder for each client, with train/<class>/, or a table",
         )
     check_inside(folder, found)
     passed = [entry.name for entry in sorted(folder.iterdir(), key=lambda e: (is_stray(e), e)) if entry not in found]
@@ -270,7 +270,7 @@ def _download(name: str) -> Path:
 def not_found(name: str, why: str) -> UserError:
     """What to raise for a data set that is not there."""
     if elsewhere():
-        return UserError(f"data set {name!r} not found: no such folder under FEWBYTES_DATA, and {why}", told=NOWHERE)
+        return UserError(f"data set {name!r} not found: no such folder under FEWBYTES_DATA, and {why}", public=NOWHERE)
     root = os.environ.get("FEWBYTES_DATA")
     known = {"digits", *HUB}
     if root:

@@ -103,9 +103,9 @@ def _day_first(values: pa.Array, order: str) -> bool:
     if day_first != bool((two > 12).any()):
         return day_first
     what = "has dates with the day first and others with the month first"
-    told = what if day_first else "has dates whose day and month may be either"
+    public = what if day_first else "has dates whose day and month may be either"
     shown = what if day_first else f"has dates like {values[0].as_py()!r}, whose day and month may be either"
-    raise Unclear(shown, "choose --date-order day-first or month-first", told=told)
+    raise Unclear(shown, "choose --date-order day-first or month-first", public=public)
 
 
 def _iso(parts: pa.Array, month: pa.Array, day: pa.Array) -> pa.Array:

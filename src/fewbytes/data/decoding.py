@@ -85,7 +85,7 @@ def _decode(folder: Path, files: Files, read: Read, image_size: int | None) -> D
     try:
         scale, said = scale_of(paths)
     except UserError as error:
-        raise UserError(f"{folder}: {error}", told=error.told) from None
+        raise UserError(f"{folder}: {error}", public=error.public) from None
     while True:
         try:
             found = _decoded(*read(), image_size, form, scale)
@@ -175,7 +175,7 @@ def _decode_into(
             raise UserError(
                 f"{place_of(item, where, i)} is {in_words(pixels.shape[:-1])} pixels large, the first image "
                 f"{in_words(x.shape[2:])}: {remedy}",
-                told=f"images differ in size: {remedy}",
+                public=f"images differ in size: {remedy}",
             )
         x[i] = np.moveaxis(pixels, -1, 0)
 

@@ -205,18 +205,18 @@ def federate_local(
         if dataset is not None and dataset.learns == "boxes":
             raise UserError(
                 f"client {i}: {dataset.name} is for object detection, which needs a dataset split by the server",
-                told="its data are for object detection, which needs a dataset split by the server",
+                public="its data are for object detection, which needs a dataset split by the server",
             )
         if dataset is not None and dataset.learns != test.learns:
             raise UserError(
                 f"client {i}: {dataset.name} has targets of kind {dataset.learns}, the server's data {test.learns}",
-                told=f"its targets are of kind {dataset.learns}, the server's {test.learns}",
+                public=f"its targets are of kind {dataset.learns}, the server's {test.learns}",
             )
         if dataset is not None and dataset.train.shape != test.shape:
             raise UserError(
                 f"client {i}: samples of {dataset.name} have shape {dataset.train.shape}, the server's {test.shape}: "
                 "make them equal",
-                told=f"its samples have shape {dataset.train.shape}, the server's {test.shape}: make them equal",
+                public=f"its samples have shape {dataset.train.shape}, the server's {test.shape}: make them equal",
             )
         own = None if dataset is None else dataset.numbered(classes)
         held.append(nothing if own is None else ClientData(own.train, own.test))

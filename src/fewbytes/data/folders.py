@@ -172,17 +172,17 @@ def check_inside(folder: Path, paths: Iterable[Path]) -> None:
             raise UserError(
                 f"{place} leads out of the data folder {folder}, to {target}: copy what is there into the folder, or "
                 "have both below the folder that FEWBYTES_DATA names",
-                told="a link leads out of the folder of data",
+                public="a link leads out of the folder of data",
             )
     for path in paths:
         if path.exists() and stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
             raise UserError(
-                f"{path} is a pipe or a device, not a file: remove it", told="a pipe or a device is among the data"
+                f"{path} is a pipe or a device, not a file: remove it", public="a pipe or a device is among the data"
             )
         if path.is_symlink() and not path.exists():
             raise UserError(
                 f"{path} is a link to a file that is not there: remove it",
-                told="a link among the data leads to a file that is not there",
+                public="a link among the data leads to a file that is not there",
             )
 
 
@@ -285,7 +285,7 @@ def _by_split(folder: Path, walked: _Walked) -> tuple[dict[str, Places], list[tu
         elif len(names) > 1:
             raise UserError(
                 f"{folder} has pictures in {'/'.join(parts)}/, of two splits at once: name one on the way to each",
-                told="folders of pictures name two splits at once",
+                public="folders of pictures name two splits at once",
             )
         else:
             splits.setdefault(names.pop(), {}).setdefault(rest, []).extend(paths)
@@ -311,7 +311,7 @@ def _split_levels(folder: Path, places: Iterable[Parts]) -> dict[int, dict[str, 
         raise UserError(
             f"{folder} has folders named as splits are ({listed(odd)}) beside others: keep to train/<class>/ and "
             "test/<class>/, or give a class another name",
-            told="folders of pictures are named as splits are, beside others that are not",
+            public="folders of pictures are named as splits are, beside others that are not",
         )
     return levels
 
@@ -332,7 +332,7 @@ def _split_by_group(folder: Path, read: Reading, places: Places) -> dict[str, La
         raise UserError(
             f"{folder} has one group (folder in a class) for each class, which cannot be both for training and for "
             "testing: give a test split, or <class>/<image>",
-            told="there is one group for each class, which cannot be both for training and for testing",
+            public="there is one group for each class, which cannot be both for training and for testing",
         )
     return {
         split: [pair for pair, is_test in zip(whole, tested, strict=True) if is_test == (split == "test")]
@@ -345,7 +345,7 @@ def _listed(path: Path) -> Labelled:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise UserError(f"{path} cannot be read as text", told="a list of images cannot be read as text") from None
+        raise UserError(f"{path} cannot be read as text", public="a list of images cannot be read as text") from None
     found = []
     for number, line in enumerate(lines, 1):
         image, *more = line.split("\t")
@@ -353,7 +353,7 @@ def _listed(path: Path) -> Labelled:
         if not more or Path(image).name != image or not place.is_file():
             raise UserError(
                 f"{path}, line {number}: no image of images/ and its class, with a tab between: correct it",
-                told="a line of a list of images is no image and its class",
+                public="a line of a list of images is no image and its class",
             )
         found.append((place, more[0]))
     return found

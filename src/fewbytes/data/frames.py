@@ -169,15 +169,15 @@ class Table:
         number = {text: i for i, text in enumerate(dict.fromkeys(t for t, u in zip(written, used, strict=True) if u))}
         return np.array([*(number.get(text, -1) for text in written), -1], dtype=np.int64)[codes], list(number)
 
-    def refused(self, name: str, what: str, remedy: str, told: str = "") -> UserError:
-        """An error of a column. A server is told which, if the run names it, and `told`, or else the same."""
+    def refused(self, name: str, what: str, remedy: str, public: str = "") -> UserError:
+        """An error of a column. A server is told which, if the run names it, and `public`, or else the same."""
         column = f"column {name!r}" if self.schema.names(name) else "column"
-        return refused(f"{self.where}: column {name!r}", what, remedy, told, f"a table's {column}")
+        return refused(f"{self.where}: column {name!r}", what, remedy, public, f"a table's {column}")
 
-    def wrong(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str, told: str = "") -> UserError:
-        """An error of the first of those rows of a column, which count from 1; `told` as of `refused`."""
+    def wrong(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str, public: str = "") -> UserError:
+        """An error of the first of those rows of a column, which count from 1; `public` as of `refused`."""
         value = self.column(name)[int(np.flatnonzero(rows)[0])].as_py()
-        return self._in_rows(name, rows, f"{value!r} {what}", remedy, told or f"a value that {what}: {remedy}")
+        return self._in_rows(name, rows, f"{value!r} {what}", remedy, public or f"a value that {what}: {remedy}")
 
     def lacking(self, name: str, rows: NDArray[np.bool_], remedy: str) -> UserError:
         """An error about rows of a column without a value."""
@@ -186,12 +186,12 @@ class Table:
         what = f"the value is missing{mark}"
         return self._in_rows(name, rows, what, remedy, f"missing values in some rows: {remedy}")
 
-    def _in_rows(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str, told: str) -> UserError:
+    def _in_rows(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str, public: str) -> UserError:
         found = np.flatnonzero(rows)
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         column = f"column {name!r}" if self.schema.names(name) else "column"
         place = f"{self.where}: column {name!r}, row {int(found[0]) + 1} of the data{more}:"
-        return refused(place, what, remedy, f"has {told}", f"a table's {column}")
+        return refused(place, what, remedy, f"has {public}", f"a table's {column}")
 
     def _read_numbers(self, name: str) -> NDArray[np.float64]:
         """A column of text as numbers."""
@@ -204,8 +204,8 @@ class Table:
             values, decimal = texts.as_numbers(self._surely)
         except Unclear as error:
             if error.which is not None:
-                raise self.wrong(name, texts.rows(error.which), error.what, error.remedy, error.told) from None
-            raise self.refused(name, error.what, error.remedy, error.told) from None
+                raise self.wrong(name, texts.rows(error.which), error.what, error.remedy, error.public) from None
+            raise self.refused(name, error.what, error.remedy, error.public) from None
         if texts.limits.any():
             self.limits[name] = int(texts.counts[texts.limits].sum())
         for found, where in ((decimal == "comma", self.commas), (decimal == "point" and texts.commas, self.thousands)):

@@ -43,7 +43,7 @@ def place_of(item: Item | None, where: Path, index: int) -> str:
 
 def wrong_image(item: Item | None, where: Path, index: int, what: str) -> UserError:
     """What to raise for an image. A server is told what is wrong with one, but not with which."""
-    return UserError(f"{place_of(item, where, index)} {what}", told=f"an image {what}")
+    return UserError(f"{place_of(item, where, index)} {what}", public=f"an image {what}")
 
 
 def read_image(item: Item | None, where: Path, index: int, scale: dicom.Scale | None = None) -> Pixels:

@@ -46,7 +46,7 @@ def check_no_masks(folder: Path, names: Sequence[str]) -> None:
         raise UserError(
             f"{folder} has pictures in {images}/ and in {masks}/, which are no classes: {layout}; for a class of every "
             f"image give the folder {images} alone",
-            told=f"folders of images lie beside such of masks, which are no classes: {layout}",
+            public=f"folders of images lie beside such of masks, which are no classes: {layout}",
         )
 
 
@@ -78,7 +78,7 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
         raise UserError(
             f"{folder} could be <domain>/<class>/<image> as {twice}/ is in several folders, or <class>/<group>/<image> "
             f"as {once}/ is in one only: {REMEDY}",
-            told="folders of pictures could be domains with classes, or classes with groups",
+            public="folders of pictures could be domains with classes, or classes with groups",
         )
     domains = all(map(DOMAINS.fullmatch, above))
     groups_above = not domains and len(above) > len(below) and (_numbered(above) or not _numbered(below))
@@ -88,7 +88,7 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
             f"{folder} could be <domain>/<class>/<image> or <class>/<group>/<image>: folders in "
             f"{listed(sorted(above), 2)} are called by numbers ({listed(sorted(below), SHOWN)}): if these are groups, "
             "such as patients, give each a name of its own, in one class alone; if classes, call them by words",
-            told="folders of pictures are called by numbers, and could be classes in domains, or groups in classes",
+            public="folders of pictures are called by numbers, and could be classes in domains, or groups in classes",
         )
     classes = {parts: rest[1] for parts, rest in short.items()}
     groups = {parts: rest[0] for parts, rest in short.items()}
@@ -114,7 +114,7 @@ def _check_apart(folder: Path, splits: Mapping[str, Places], read: Reading) -> N
         raise UserError(
             f"{folder} has the same groups, such as patients, in {' and '.join(splits)} ({listed(both, SHOWN)}): "
             "keep each in one, or give each a name of its own",
-            told=f"the same groups of pictures are in training and in test ({len(both)} of them): keep each in one",
+            public=f"the same groups of pictures are in training and in test ({len(both)} of them): keep each in one",
         )
 
 
@@ -128,5 +128,5 @@ def _refuse_depths(folder: Path, splits: Mapping[str, Places], short: Mapping[Pa
         f"{folder} has images in its folders ({first}) and in folders of these ({last}): keep to one of {layouts}"
         if len(depths) > 1
         else f"{folder} has images {depths[0]} folders deep ({first}): keep to {layouts}",
-        told="images lie at several depths of folders, or too deep",
+        public="images lie at several depths of folders, or too deep",
     )

@@ -101,20 +101,20 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
         what = f"which do not say which of {named} classes each is: write numbers of classes from 0"
         raise UserError(
             f"{where}: masks have the values {listed_numbers(found)}, {what}, the first that classes.txt names",
-            told=f"masks have {len(found)} values, {what}",
+            public=f"masks have {len(found)} values, {what}",
         )
     if named is not None and (len(meant) != named or named == 1):
         raise UserError(
             f"{where}: classes.txt names {named} classes, and masks have the values {listed_numbers(found)}: name one "
             "for each value, or write numbers of classes from 0, and 255 for none",
-            told=f"masks have {len(found)} values, and {named} classes are named: name one for each, or write numbers "
+            public=f"masks have {len(found)} values, and {named} classes are named: name one for each, or numbers "
             "of classes from 0",
         )
     if len(found) > MOST_VALUES:
         raise UserError(
             f"{where}: masks have {len(found)} values, {listed_numbers(found)}, which are no numbers of classes from 0 "
             "(are masks grey pictures, or stored as JPEG?): write numbers of classes, and 255 for none",
-            told=f"masks have {len(found)} values, which are no numbers of classes from 0",
+            public=f"masks have {len(found)} values, which are no numbers of classes from 0",
         )
     return tuple(meant)
 
@@ -143,7 +143,7 @@ def _check_alike(
         raise UserError(
             f"{where}: masks for training have the values {first}, those for testing {last}: write both in one way, as "
             "numbers of classes from 0, and 255 for none",
-            told="masks for training and for testing have values that do not fit: write both in one way",
+            public="masks for training and for testing have values that do not fit: write both in one way",
         )
 
 
@@ -166,7 +166,7 @@ def _names(path: Path) -> tuple[str, ...]:
     if "" in names and len(names) > 1:
         raise UserError(
             f"{path} has an empty line between names: name a class in each line",
-            told="names of classes leave out a line: name one in each",
+            public="names of classes leave out a line: name one in each",
         )
     return names if any(names) else ()
 
@@ -196,7 +196,7 @@ def _pairs(place: Path, size: int | None) -> tuple[Pixels, NDArray[np.uint8]]:
     """The images (n, channels, height, width) and masks (n, height, width) of a split."""
     files = _pictures(place / "images")
     if not files:
-        raise UserError(f"{place / 'images'} has no images", told="a folder called images has none")
+        raise UserError(f"{place / 'images'} has no images", public="a folder called images has none")
     masks: dict[str, list[Path]] = {}
     for path in _pictures(place / "masks"):
         masks.setdefault(path.stem, []).append(path)
@@ -226,7 +226,7 @@ def _mask(file: Path, masks: Mapping[str, list[Path]], place: Path) -> Path:
         what = f"has several masks, {listed([path.name for path in found])}" if found else f"has no mask in {place}"
         raise UserError(
             f"{file} {what}: give it one, called {file.stem}.png or {file.stem}{MASKS[0]}.png",
-            told=f"an image has {'several masks' if found else 'no mask'}: call one as its image, or with {MASKS[0]} "
+            public=f"an image has {'several masks' if found else 'no mask'}: call one as its image, or with {MASKS[0]} "
             "behind",
         )
     return found[0]

@@ -85,9 +85,9 @@ class Unclear(Exception):
     """Values that could be read in two ways, or need the user's choice: what they are, the remedy, which (of a column's
     different values, or its rows), and what a server is told (empty: the same)."""
 
-    def __init__(self, what: str, remedy: str, which: NDArray[np.bool_] | None = None, told: str = "") -> None:
+    def __init__(self, what: str, remedy: str, which: NDArray[np.bool_] | None = None, public: str = "") -> None:
         super().__init__(what)
-        self.what, self.remedy, self.which, self.told = what, remedy, which, told
+        self.what, self.remedy, self.which, self.public = what, remedy, which, public
 
 
 def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserError:
@@ -99,12 +99,12 @@ def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserE
         close, remedy = "", f"rename its column {alike[0]!r}"
     # columns of a table without a line of names are called as its first row has it
     shown = f"{where} has no column {name!r}{close}; it has {listed(there, COLUMNS)}: {remedy}"
-    return UserError(shown, told=f"a table has no column {name!r}: use the column names of the server's table")
+    return UserError(shown, public=f"a table has no column {name!r}: use the column names of the server's table")
 
 
-def refused(where: str, what: str, remedy: str, told: str = "", subject: str = "a table") -> UserError:
+def refused(where: str, what: str, remedy: str, public: str = "", subject: str = "a table") -> UserError:
     """What to raise for a table, or a part of it, that is not as it should be: where that is, what is wrong, as the
-    sentence goes on, and the remedy. For a server the sentence is `subject` and `told` (empty: the same), without names
-    of files, of columns that the run does not name, numbers of rows, and values."""
+    sentence goes on, and the remedy. For a server the sentence is `subject` and `public` (empty: the same), without
+    names of files, of columns that the run does not name, numbers of rows, and values."""
     wrong = what + (f": {remedy}" if remedy else "")
-    return UserError(f"{where} {wrong}", told=f"{subject} {told or wrong}")
+    return UserError(f"{where} {wrong}", public=f"{subject} {public or wrong}")

@@ -92,7 +92,7 @@ def _read_images(folder: Path, images: dict[str, Labelled]) -> tuple[dict[str, E
             first = found[0][0].relative_to(folder).parts[0]
             raise UserError(
                 f"{folder / first} has classes that train/ has not: {', '.join(sorted(unknown))}",
-                told="a test split has classes that the training split has not",
+                public="a test split has classes that the training split has not",
             )
         labels = np.array([number[name] for _, name in found], dtype=np.int64)
         encoded[split] = Encoded(chunks([path for path, _ in found]), labels, folder)
@@ -121,7 +121,7 @@ def _read_parquet(folder: Path, files: Files) -> tuple[dict[str, Encoded], tuple
             if missing := int((found[split][0] < 0).sum()):
                 raise UserError(
                     f"{paths[0]} has {missing} samples without a label; remove them",
-                    told=f"a Parquet file has {missing} samples without a label; remove them",
+                    public=f"a Parquet file has {missing} samples without a label; remove them",
                 )
         columns, named = _class_numbers(folder, found, schema.field(label).type)
         classes = named or classes
@@ -150,7 +150,7 @@ def _class_numbers(
     elif pa.types.is_floating(kind):
         raise UserError(
             f"{folder} has labels that are no whole numbers: give numbers of classes, or their names",
-            told="a Parquet file has labels that are no whole numbers: give numbers of classes, or their names",
+            public="a Parquet file has labels that are no whole numbers: give numbers of classes, or their names",
         )
     else:  # classes are those of the training samples, in order
         classes = tuple(sorted(set(found["train"][1])))
@@ -158,7 +158,7 @@ def _class_numbers(
     if strange := sorted(set(texts) - set(number)):
         raise UserError(
             f"{folder} has labels for testing that are not there for training: {listed(strange)}",
-            told=f"{len(strange)} labels of Parquet files are there for testing and not for training",
+            public=f"{len(strange)} labels of Parquet files are there for testing and not for training",
         )
     return {
         split: np.array([number[text] for text in several], dtype=np.int64)[codes]

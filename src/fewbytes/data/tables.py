@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewbytes.base.errors import Slip, UserError, listed
+from fewbytes.base.errors import LikelyMistake, UserError, listed
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.columns import FEW, is_number
 from fewbytes.data.frames import Table, as_arrow, run_with
@@ -143,7 +143,7 @@ def _check_apart(tables: Sequence[Table], schema: Schema, kept: Sequence[NDArray
         alike = f"the same values of {schema.group!r}"
         raise UserError(
             f"{tables[1].where} and {tables[0].where} have {alike} ({listed(sorted(both), COLUMNS)}): keep each in one",
-            told=f"training and test have {alike} ({len(both)} of them): keep each in one",
+            public=f"training and test have {alike} ({len(both)} of them): keep each in one",
         )
 
 
@@ -167,7 +167,7 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
         found = listed([*table.names], COLUMNS)
         raise UserError(
             f"{table.where} has the columns {found}: give the one to predict (--target COLUMN)",
-            told="a table has no column called target or label: give the one to predict (--target COLUMN)",
+            public="a table has no column called target or label: give the one to predict (--target COLUMN)",
         )
     if both := sorted({*asked.leave_out}.intersection((*target, *asked.columns))):
         raise UserError(f"column {both[0]!r} is both used and left out: drop one of the options (--leave-out)")
@@ -277,7 +277,7 @@ def _warn_of_units(table: Table, schema: Schema) -> None:
             warnings.warn(
                 f"{table.where}: column {name!r} is far from the server's table (mean {values.mean():.3g}, standard "
                 f"deviation {values.std():.3g}, there 0 and 1): are the units the same?",
-                Slip,
+                LikelyMistake,
                 stacklevel=2,
             )
 

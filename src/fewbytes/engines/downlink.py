@@ -16,14 +16,14 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, LIMIT, Kind, held, holding, lossy_for, packed
 from fewbytes.wire import Base, Counted, Frame, base_of, counted, give, pack, unpack
 
-Stand = tuple[str, int]
+Position = tuple[str, int]
 """Where on a line a client is: the line's name, and the number of the last message that it holds."""
-Heard = dict[str, Stand]
+Acknowledged = dict[str, Position]
 """By handler, where a client is."""
 
 
 @dataclass(frozen=True)
-class Line:
+class DeltaStream:
     """What the last message was to one handler, of all clients with one model or of a single client.
 
     `held`: the message as its receivers hold it, a frame that is not coded. `lost`: by field and name, what rounding
@@ -47,7 +47,7 @@ class Sent(NamedTuple):
     measured: dict[str, float]
 
 
-class Letter(NamedTuple):
+class LazyMessage(NamedTuple):
     """A message, in memory or wherever it waits, and its class; those of equal `key` are equal."""
 
     key: Hashable
@@ -55,19 +55,19 @@ class Letter(NamedTuple):
     load: Callable[[], Any]
 
     @classmethod
-    def of(cls, message: Any) -> Letter:
+    def of(cls, message: Any) -> LazyMessage:
         """One in memory, where it stays until it is sent."""
         return cls(id(message), type(message), lambda: message)
 
 
-class Leg(NamedTuple):
+class MessageFrame(NamedTuple):
     """One of the frames that bring a message to a client; those of equal `key` are equal. `kind`: as in `Part`.
-    `stand`: where the client is once it holds it (None: on no line)."""
+    `position`: where the client is once it holds it (None: on no line)."""
 
     key: Hashable
     kind: Kind
     made: Callable[[], Sent]
-    stand: Stand | None = None
+    position: Position | None = None
 
 
 class Downlink:
@@ -82,8 +82,8 @@ class Downlink:
 
     def __init__(self, rate: Rate, problem: Problem, coded: bool) -> None:
         self.rate, self._problem, self._coded = rate, problem, coded
-        self.lines: dict[str, Line] = {}
-        self.heard: dict[Id, Heard] = {}
+        self.lines: dict[str, DeltaStream] = {}
+        self.heard: dict[Id, Acknowledged] = {}
         self._now: dict[str, tuple[Any, Sent]] = {}  # of lines for all: the message as clients get it
         self._part = ""  # of the network, for which these are
         self._whom: dict[tuple[str, str], set[Id]] = {}  # whom a step's first message was for, by handler and part
@@ -92,14 +92,14 @@ class Downlink:
         """A step is taken."""
         self._whom = {}
 
-    def go_back(self, lines: Iterable[Line], heard: Mapping[Id, Heard]) -> None:
+    def restore(self, lines: Iterable[DeltaStream], heard: Mapping[Id, Acknowledged]) -> None:
         """Stand as a checkpoint says."""
         self.lines, self.heard, self._now = {line.name: line for line in lines}, dict(heard), {}
 
-    def arrived(self, client: Id, stands: Heard) -> None:
+    def arrived(self, client: Id, positions: Acknowledged) -> None:
         """A client holds these."""
-        if stands:
-            self.heard[client] = self.heard.get(client, {}) | stands
+        if positions:
+            self.heard[client] = self.heard.get(client, {}) | positions
 
     def rounds(self, handler: Handler, kind: type[Any]) -> bool:
         """Whether a message of that class is rounded."""
@@ -120,27 +120,27 @@ class Downlink:
             if name not in self._now:
                 self._now[name] = self._moved(name, message, client, shared=True)
 
-    def legs(self, handler: Handler, letter: Letter, client: Id, own: bool) -> list[Leg]:
+    def frames(self, handler: Handler, lazy: LazyMessage, client: Id, own: bool) -> list[MessageFrame]:
         """The frames by which a client gets a message: its `own`, or one that `to_all` was given."""
-        if not self.rounds(handler, letter.kind):
-            key = handler.name, letter.key, self._problem.architecture(client)
-            return [Leg(key, "", partial(self._whole, handler, letter, client))]
+        if not self.rounds(handler, lazy.kind):
+            key = handler.name, lazy.key, self._problem.architecture(client)
+            return [MessageFrame(key, "", partial(self._whole, handler, lazy, client))]
         if own:
             name = f"{handler.name} of {client}"
             follows = self._behind(handler, client, name) == 0
-            stand = name, self.lines[name].number + 1 if name in self.lines else 1
-            made = partial(self._own, name, letter, client, follows)
-            return [Leg(stand, "next" if follows else "first", made, stand)]
+            position = name, self.lines[name].number + 1 if name in self.lines else 1
+            made = partial(self._own, name, lazy, client, follows)
+            return [MessageFrame(position, "next" if follows else "first", made, position)]
         name = self._name(handler, client)
         line, (received, sent), behind = self.lines[name], self._now[name], self._behind(handler, client, name)
-        stand = name, line.number
+        position = name, line.number
         if behind is None or behind > len(line.steps):
-            return [Leg((*stand, "first"), "first", partial(self._first, received, sent, client), stand)]
+            return [MessageFrame((*position, "first"), "first", partial(self._first, received, sent, client), position)]
         missed = line.steps[len(line.steps) - behind : -1]
         first = line.number - len(missed)
         return [
-            *(Leg((name, n), "missed", partial(_step, step)) for n, step in enumerate(missed, first)),
-            Leg(stand, "next", lambda: sent, stand),
+            *(MessageFrame((name, n), "missed", partial(_step, step)) for n, step in enumerate(missed, first)),
+            MessageFrame(position, "next", lambda: sent, position),
         ]
 
     def _name(self, handler: Handler, client: Id) -> str:
@@ -156,7 +156,7 @@ class Downlink:
         kind, layout, line = type(message), self._problem.layout(client), self.lines.get(name)
         number, lost = (1, {}) if line is None else (line.number + 1, line.lost)
         if line is None or not follows:
-            self.lines[name] = Line(name, number, held(message, layout), lost, [])
+            self.lines[name] = DeltaStream(name, number, held(message, layout), lost, [])
             frame = pack(message, layout=layout, coded=self._coded)
             return message, Sent(frame, counted(message), base_of(self.lines[name].held[-32:], message), {})
         before = holding(kind, line.held, layout)
@@ -168,21 +168,21 @@ class Downlink:
         steps = [*line.steps, bytes(frame)] if shared else []
         while len(steps) > 1 and sum(map(len, steps)) > len(whole) / 2:
             steps.pop(0)
-        self.lines[name] = Line(name, number, whole, lossy.residual if shared else {}, steps)
+        self.lines[name] = DeltaStream(name, number, whole, lossy.residual if shared else {}, steps)
         if shared:
             give(message, received)
         measured = {DOWN_BITS: lossy.bits_a_value(len(frame)), DOWN_ERROR: lossy.nmse} if lossy.values else {}
         return received, Sent(frame, count, base_of(whole[-32:], received), measured)
 
-    def _own(self, name: str, letter: Letter, client: Id, follows: bool) -> Sent:
-        return self._moved(name, letter.load(), client, shared=False, follows=follows)[1]
+    def _own(self, name: str, lazy: LazyMessage, client: Id, follows: bool) -> Sent:
+        return self._moved(name, lazy.load(), client, shared=False, follows=follows)[1]
 
     def _first(self, received: Any, sent: Sent, client: Id) -> Sent:
         frame = pack(received, layout=self._problem.layout(client), coded=self._coded)
         return sent._replace(frame=frame, measured={})
 
-    def _whole(self, handler: Handler, letter: Letter, client: Id) -> Sent:
-        message = letter.load()
+    def _whole(self, handler: Handler, lazy: LazyMessage, client: Id) -> Sent:
+        message = lazy.load()
         frame, count = packed(handler, message, self._problem.layout(client), self._coded)
         return Sent(frame, count, None if frame is None else base_of(frame.digest, message), {})
 

@@ -12,7 +12,6 @@ from fewbytes.core.network import Network
 from fewbytes.core.problem import Id
 from fewbytes.core.rules import Rule
 from fewbytes.core.step import Step
-from fewbytes.engines.blame import Blame
 from fewbytes.engines.dispatcher import Dispatcher
 from fewbytes.engines.handlers import Handlers
 from fewbytes.engines.quorum import Quorum
@@ -20,6 +19,7 @@ from fewbytes.engines.replies import Replies
 from fewbytes.engines.requests import Outbox
 from fewbytes.engines.scheduler import Scheduler
 from fewbytes.engines.streaming import Clock, Streaming
+from fewbytes.engines.suspects import Suspects
 from fewbytes.engines.terms import Named, Origin, Terms
 from fewbytes.engines.transport import Sites
 
@@ -40,7 +40,7 @@ class Engine:
         """What the run promises its clients, if the server keeps it; the loop says it."""
         over = 0.0 if terms.seconds is not None else terms.policy.over_selection
         quorum = Quorum(terms.policy, self.roster, sites.called, over)
-        self.blame = Blame(self.problem)
+        self.blame = Suspects(self.problem)
         self.outbox = Outbox(terms, Handlers(terms.method), dispatcher)
         self.replies = Replies(terms, self.roster, self.outbox)
         self.streaming = Streaming(self.outbox, self.replies, quorum, self.blame, Clock(terms.seconds))
@@ -48,7 +48,7 @@ class Engine:
         self.network = Network(self.scheduler)
         """What the method's server half is given."""
         self._absent: tuple[int, list[LeftOut]] = 0, []  # a round, and who takes no part in it
-        self.go_back(origin)
+        self.restore(origin)
 
     @property
     def step(self) -> Step:
@@ -86,11 +86,11 @@ class Engine:
         self.scheduler.abandon()  # before it is said who is to blame: by then all replies have been looked at
         return [] if failed else self.blame.of(error, last)
 
-    def go_back(self, to: Origin) -> None:
+    def restore(self, to: Origin) -> None:
         """Stand as the run stood there: what a step that is taken again has done to clients since is forgotten."""
         self.roster.versions = dict(to.versions)
-        self.outbox.take_over(to)
-        self.streaming.take_over(to)
+        self.outbox.restore(to)
+        self.streaming.restore(to)
 
     def places(self, before: Named) -> list[Path]:
         """What must be on the disk for what a checkpoint is about to name to survive a loss of power: files and

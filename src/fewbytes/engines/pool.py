@@ -21,7 +21,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 import msgspec
 import torch
 
-from fewbytes.base.errors import FewbytesError, MethodError, UserError, raised_at, said, told_of
+from fewbytes.base.errors import FewbytesError, MethodError, UserError, public_text, raised_at, said
 from fewbytes.base.files import ScratchFolder
 from fewbytes.engines.frames import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
@@ -360,7 +360,7 @@ def unable(job: Job, error: BaseException) -> Done:
     trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     line = text.replace("\n", " ") or type(error).__name__
     where = raised_at(error, own_code=True) if trace else ""
-    return Done(job.number, error=f"{line} ({where})" if where else line, trace=trace, told=told_of(error))
+    return Done(job.number, error=f"{line} ({where})" if where else line, trace=trace, public=public_text(error))
 
 
 def _work(runner: Runner, exchange: Exchange, pipe: Connection, others: Sequence[Connection], parent: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fewbytes.base.errors import FrameError, MethodError, cleaned
 from fewbytes.base.files import private_folder, replacing
-from fewbytes.core.admission import GROWTH, Known, admit, finite_norm, norm
+from fewbytes.core.admission import GROWTH, Expected, admit, finite_norm, norm
 from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
@@ -95,7 +95,7 @@ class Replies:
         value = unpack(kind, frame, layout=layout, base=base, limit=limit)
         leaves = leaves_of(value)
         try:
-            size = finite_norm(leaves, self._problem.objective.perhaps)
+            size = finite_norm(leaves, self._problem.objective.hint)
         except FrameError:
             self.step.not_finite.add(handler.name)
             raise
@@ -103,7 +103,7 @@ class Replies:
         held = self._roster.samples_of(client), self._roster.classes_of(client)
         norms = most / self._policy.max_norm, most
         growth = math.inf if self._problem.objective.any_scale else max(GROWTH, self._policy.max_norm / GROWTH)
-        admit(leaves, size, Known(layout, statistics, request.message, tensors, *held, *norms, growth, self._hidden))
+        admit(leaves, size, Expected(layout, statistics, request.message, tensors, *held, *norms, growth, self._hidden))
         return value
 
     def _bounds(self, client: Id) -> tuple[float, int]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
 from fewbytes.engines.dispatcher import Dispatcher
-from fewbytes.engines.downlink import Downlink, Heard, Leg, Letter, Stand
+from fewbytes.engines.downlink import Acknowledged, Downlink, LazyMessage, MessageFrame, Position
 from fewbytes.engines.handlers import Handlers, Job, Kind, Part
 from fewbytes.engines.terms import Origin, Terms
 from fewbytes.engines.waiting import WaitingMessages
@@ -31,7 +31,7 @@ class Packed:
     at: str
     left: int  # clients that have not answered yet
     kind: Kind  # as in `Part`
-    stand: Stand | None  # where a client is that has it
+    position: Position | None  # where a client is that has it
     measured: dict[str, float]  # by rounding
     _whole: bytes | None = None  # the frame in one piece, while others are to be sent it, too
 
@@ -78,9 +78,9 @@ class Request:
         return next((part.message for part in self.parts if not part.waited), None)
 
     @property
-    def stands(self) -> Heard:
+    def positions(self) -> Acknowledged:
         """Where a client is once it has all of it."""
-        return {part.handler: part.stand for part in self.parts if part.stand is not None}
+        return {part.handler: part.position for part in self.parts if part.position is not None}
 
     @property
     def measured(self) -> dict[str, float]:
@@ -95,11 +95,11 @@ class Request:
         return [part.whole() for part in self.parts if part.frame is not None and not part.at]
 
 
-class _Leg(NamedTuple):
+class _Planned(NamedTuple):
     """One frame of a client's request, by what all that are equal have in common."""
 
     key: Hashable
-    leg: Leg
+    planned: MessageFrame
     handler: Handler
     message: Any  # None if it waited
     waited: bool
@@ -113,14 +113,14 @@ class Outbox:
         self.downlink = Downlink(terms.downlink, terms.task.problem, terms.coded)
         self.waiting = WaitingMessages(terms.waiting, handlers.named)
 
-    def take_over(self, origin: Origin) -> None:
+    def restore(self, origin: Origin) -> None:
         """Stand as the run stood there. Raises UserError if a message that waits is gone or damaged."""
         self.waiting = WaitingMessages(self._folder, self.handlers.named, origin.waiting)
-        self.downlink.go_back(origin.lines, origin.heard)
+        self.downlink.restore(origin.lines, origin.heard)
 
     def delivered(self, client: Id, request: Request) -> None:
         """A client has had all of its request."""
-        self.downlink.arrived(client, request.stands)
+        self.downlink.arrived(client, request.positions)
         for part in request.parts:
             self.waiting.delivered(part.handler, client)
 
@@ -128,7 +128,7 @@ class Outbox:
 class Requests:
     """The requests of one call: each message packed once, when it is first sent, and dropped with its last reply.
 
-    `messages`: by client, or, of what waited, letters.
+    `messages`: by client, or, of what waited, lazy messages.
     """
 
     def __init__(
@@ -136,30 +136,30 @@ class Requests:
     ) -> None:
         self.open: dict[Id, Request] = {}
         self._outbox = outbox
-        self._legs: dict[Id, list[_Leg]] = {}
+        self._frames: dict[Id, list[_Planned]] = {}
         for i in asked:
-            waiting = [(to, letter, None, True) for to, letter in outbox.waiting.of(i) if to != handler]
+            waiting = [(to, lazy, None, True) for to, lazy in outbox.waiting.of(i) if to != handler]
             message = messages[i]
-            called = (message, None) if isinstance(message, Letter) else (Letter.of(message), message)
-            self._legs[i] = [
-                _Leg((waited, leg.key), leg, to, held, waited)
-                for to, letter, held, waited in [*waiting, (handler, *called, False)]
-                for leg in outbox.downlink.legs(to, letter, i, own or waited)
+            called = (message, None) if isinstance(message, LazyMessage) else (LazyMessage.of(message), message)
+            self._frames[i] = [
+                _Planned((waited, planned.key), planned, to, held, waited)
+                for to, lazy, held, waited in [*waiting, (handler, *called, False)]
+                for planned in outbox.downlink.frames(to, lazy, i, own or waited)
             ]
-        self._uses = Counter(leg.key for legs in self._legs.values() for leg in legs)
+        self._uses = Counter(planned.key for frames in self._frames.values() for planned in frames)
         self._packed: dict[Any, Packed] = {}
 
     def write(self, client: Id) -> Request:
         """The client's request, its messages packed and put where their reader finds them."""
         outbox, parts = self._outbox, []
-        for key, leg, handler, message, waited in self._legs[client]:
+        for key, planned, handler, message, waited in self._frames[client]:
             if key not in self._packed:
-                frame, counted, base, measured = leg.made()
+                frame, counted, base, measured = planned.made()
                 at = "" if frame is None else outbox.dispatcher.transport.put(frame)
                 number = 0 if frame is None else outbox.dispatcher.next_number()
                 self._packed[key] = Packed(
-                    handler.name, waited, number, message, frame, counted, base, at, self._uses[key], leg.kind,
-                    leg.stand, measured,
+                    handler.name, waited, number, message, frame, counted, base, at, self._uses[key], planned.kind,
+                    planned.position, measured,
                 )  # fmt: skip
             parts.append(self._packed[key])
         self.open[client] = Request(parts)
@@ -168,14 +168,14 @@ class Requests:
     def take(self, client: Id) -> Request:
         """The client's request, once its reply is here (or will not come)."""
         request = self.open.pop(client)
-        for part, leg in zip(request.parts, self._legs[client], strict=True):
+        for part, planned in zip(request.parts, self._frames[client], strict=True):
             part.left -= 1
-            self._drop(leg.key)
+            self._drop(planned.key)
         return request
 
     def close(self) -> None:
         """Of those who were to be asked nobody else will be."""
-        open_now = Counter(leg.key for i in self.open for leg in self._legs[i])
+        open_now = Counter(planned.key for i in self.open for planned in self._frames[i])
         for key, part in list(self._packed.items()):
             part.left = open_now[key]
             self._drop(key)

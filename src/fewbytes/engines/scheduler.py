@@ -13,13 +13,13 @@ from fewbytes.core.network import Handler
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id
 from fewbytes.core.step import Step
-from fewbytes.engines.blame import Blame
 from fewbytes.engines.dispatcher import Order
 from fewbytes.engines.handlers import SCORE
 from fewbytes.engines.quorum import Quorum
 from fewbytes.engines.replies import Check, Replies
 from fewbytes.engines.requests import Outbox, Requests
 from fewbytes.engines.streaming import Streaming
+from fewbytes.engines.suspects import Suspects
 from fewbytes.engines.terms import Terms
 
 
@@ -30,7 +30,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, terms: Terms, outbox: Outbox, replies: Replies, quorum: Quorum, blame: Blame, streaming: Streaming
+        self, terms: Terms, outbox: Outbox, replies: Replies, quorum: Quorum, blame: Suspects, streaming: Streaming
     ) -> None:
         self.method, self.task, self.problem = terms.method, terms.task, terms.task.problem
         self.outbox, self.replies, self.quorum, self.blame, self.streaming = outbox, replies, quorum, blame, streaming

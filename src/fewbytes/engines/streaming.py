@@ -11,11 +11,11 @@ from fewbytes.base.streams import stream
 from fewbytes.core.ledger import LeftOut
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
-from fewbytes.engines.blame import Blame
 from fewbytes.engines.dispatcher import Flight, Order
 from fewbytes.engines.quorum import Quorum
 from fewbytes.engines.replies import Replies
 from fewbytes.engines.requests import Outbox, Request, Requests
+from fewbytes.engines.suspects import Suspects
 from fewbytes.engines.terms import Origin, UnderWay, Work
 from fewbytes.wire import pack_state, unpack_state
 
@@ -100,7 +100,7 @@ class AtWork:
 class Streaming:
     """The stream of a run (`fewbytes.core.network.Network.stream`), and who is at work for it."""
 
-    def __init__(self, outbox: Outbox, replies: Replies, quorum: Quorum, blame: Blame, clock: Clock) -> None:
+    def __init__(self, outbox: Outbox, replies: Replies, quorum: Quorum, blame: Suspects, clock: Clock) -> None:
         self.at_work = AtWork()
         self.clock = clock
         self._outbox, self._replies, self._quorum, self._blame = outbox, replies, quorum, blame
@@ -112,7 +112,7 @@ class Streaming:
         """The clients that have been sent their requests."""
         return self._flights.keys()
 
-    def take_over(self, origin: Origin) -> None:
+    def restore(self, origin: Origin) -> None:
         """Stand as the run stood there."""
         self._end([work.client for work in self.at_work])
         self.at_work.clear()

@@ -14,7 +14,7 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.task import Task
 from fewbytes.core.uplink import Uplink
-from fewbytes.engines.downlink import Heard, Line
+from fewbytes.engines.downlink import Acknowledged, DeltaStream
 from fewbytes.engines.waiting import Waiting
 
 
@@ -78,8 +78,8 @@ class Origin:
     waiting: list[Waiting]
     under_way: UnderWay
     clock: float
-    lines: list[Line]
-    heard: dict[Id, Heard]
+    lines: list[DeltaStream]
+    heard: dict[Id, Acknowledged]
 
     @classmethod
     def start(cls, problem: Problem) -> Self:

@@ -15,7 +15,7 @@ from fewbytes.base.errors import FrameError, MethodError, UserError
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
-from fewbytes.engines.downlink import Letter
+from fewbytes.engines.downlink import LazyMessage
 from fewbytes.wire import Parsed, pack_state, unpack_state
 
 
@@ -105,14 +105,14 @@ class WaitingMessages:
             if where == part:
                 unsent.members = self._members[part]
 
-    def of(self, client: Id) -> list[tuple[Handler, Letter]]:
+    def of(self, client: Id) -> list[tuple[Handler, LazyMessage]]:
         """What waits for a client."""
         there = [(name, unsent) for (name, _), unsent in self._unsent.items() if unsent.is_for(client)]
-        return [(self._handler_of(name), self._letter(name, unsent, client)) for name, unsent in there]
+        return [(self._handler_of(name), self._lazy(name, unsent, client)) for name, unsent in there]
 
-    def _letter(self, name: str, unsent: _Unsent, client: Id) -> Letter:
+    def _lazy(self, name: str, unsent: _Unsent, client: Id) -> LazyMessage:
         handler, number = self._handler_of(name), unsent.number(client)
-        return Letter(("waiting", number), handler.message or type(None), partial(self._message, handler, number))
+        return LazyMessage(("waiting", number), handler.message or type(None), partial(self._message, handler, number))
 
     def _message(self, handler: Handler, number: int) -> Any:
         return unpack_state(handler.message or type(None), self._read(handler, number))
@@ -121,10 +121,10 @@ class WaitingMessages:
         """The handlers for which something may wait."""
         return list(dict.fromkeys(name for name, _ in self._unsent))
 
-    def to(self, handler: str, clients: Iterable[Id]) -> dict[Id, Letter]:
+    def to(self, handler: str, clients: Iterable[Id]) -> dict[Id, LazyMessage]:
         """What waits for a handler, by client."""
         of = [unsent for (name, _), unsent in self._unsent.items() if name == handler]
-        return {i: self._letter(handler, unsent, i) for i in clients for unsent in of if unsent.is_for(i)}
+        return {i: self._lazy(handler, unsent, i) for i in clients for unsent in of if unsent.is_for(i)}
 
     def delivered(self, handler: str, client: Id) -> None:
         """A client has had a message to that handler."""

@@ -231,7 +231,7 @@ class Loading:
             return str(folders[0])
         if len(folders) != count:
             held = f"holds data of {len(folders)} clients, not {count}"
-            raise UserError(f"--client-data: {place} {held}", told=f"--client-data {held}")
+            raise UserError(f"--client-data: {place} {held}", public=f"--client-data {held}")
         return str(folders[client])
 
     def _named_alike(self) -> str:

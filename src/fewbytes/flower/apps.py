@@ -200,15 +200,15 @@ def _allows(config: Mapping[str, Any]) -> Allows:
 
 
 def _told(done: Done) -> Done:
-    """What the server is told: of an error no more than `told_of` says, no folder but those under FEWBYTES_DATA, and no
-    trace; all of it goes to this node's log."""
+    """What the server is told: of an error no more than `public_text` says, no folder but those under FEWBYTES_DATA,
+    and no trace; all of it goes to this node's log."""
     if not done.error or done.error.startswith(DIFFERENT):
         return done
     print(f"ERROR: {done.error}\n{done.trace}".rstrip(), file=sys.stderr, flush=True)
     root = os.environ.get("FEWBYTES_DATA")
-    error = (done.told or done.error).replace("\n", " ")
+    error = (done.public or done.error).replace("\n", " ")
     error = error.replace(f"{root.rstrip('/')}/", "") if root else error
-    return msgspec.structs.replace(done, error=FOLDERS.sub("", error), told="", trace="")
+    return msgspec.structs.replace(done, error=FOLDERS.sub("", error), public="", trace="")
 
 
 def default_folder() -> Path:

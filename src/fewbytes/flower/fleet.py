@@ -110,9 +110,8 @@ class Fleet:
     def receive(self) -> Message:
         """The next message, as soon as there is one. Raises Refused by a SuperLink that no longer knows this node.
 
-        A SuperLink that `fewbytes` starts answers when there is a message (long polling, `fewbytes.flower.held`);
-        others answer at once, and are polled less and less often.
-        """
+        A SuperLink that `fewbytes` starts answers when there is a message (long polling,
+        `fewbytes.flower.long_polling`); others answer at once, and are polled less and less often."""
         pause = FASTEST
         while True:
             asked = time.monotonic()

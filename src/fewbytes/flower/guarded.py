@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.flower.application import APPLICATION, is_installed
-from fewbytes.flower.held import Held
+from fewbytes.flower.long_polling import LongPolling
 
 STRANGERS_BYTES = 1 << 16  # of a request's body, that anybody may send
 NODES_BYTES = 1 << 26  # that a node may; of a model Flower sends at most 21 MB at once
@@ -96,7 +96,7 @@ def main() -> None:
         token = secret.read_bytes()
         superlink.run_superlink(
             secret,
-            lambda app: Gate(Held(app, requests), requests.FLEET, superlink.is_node),
+            lambda app: Gate(LongPolling(app, requests), requests.FLEET, superlink.is_node),
             lambda said: knows(token, said),
         )
     else:

@@ -23,8 +23,8 @@ from typing import Any
 
 from fewbytes.base.errors import MethodError, UserError, import_failed, suggestion
 from fewbytes.base.named import imported
+from fewbytes.core.class_checks import check_class
 from fewbytes.core.method import Method
-from fewbytes.core.slips import check_class
 
 FILES = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
 """The names of our own methods."""

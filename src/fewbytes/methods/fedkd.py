@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import ANEW, LEARNT, Count, Share, UpToOne
+from fewbytes.base.ranges import FRESH, LEARNT, Count, Share, UpToOne
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.admission import check_like
 from fewbytes.core.method import Method
@@ -51,7 +51,7 @@ from fewbytes.wire import Dense, payload
 class Factors:
     """Either way: the parameters of the auxiliary model, as `compress` makes them."""
 
-    factors: Annotated[Dense, LEARNT, ANEW]
+    factors: Annotated[Dense, LEARNT, FRESH]
 
 
 @dataclass

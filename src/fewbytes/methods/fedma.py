@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.extras import needs
-from fewbytes.base.ranges import ANEW, COUNTS, EXACT, LEARNT, Positive, Several, Whole
+from fewbytes.base.ranges import COUNTS, EXACT, FRESH, LEARNT, Positive, Several, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.core.admission import like
 from fewbytes.core.method import Method
@@ -56,7 +56,7 @@ class Matched:
 class Sent:
     """Client to server: its layer l, trained; with the classifier how many samples of each class it has."""
 
-    layer: Annotated[Dense, LEARNT, ANEW]
+    layer: Annotated[Dense, LEARNT, FRESH]
     counts: Annotated[Dense | None, EXACT, COUNTS]
 
 

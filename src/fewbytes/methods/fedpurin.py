@@ -24,7 +24,7 @@ from torch import nn
 from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
 from fewbytes.base.state import State, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
-from fewbytes.core.network import Made, Network, Vote
+from fewbytes.core.network import LazyMapping, Network, Vote
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.rules import ENTRY_RULES
@@ -145,7 +145,7 @@ class FedPURIN(Method):
             return mean, [combine(d, mean, mask) for d, mask in zip(delta, masks, strict=True)]  # Eq. 11
 
         theta, mean = sent.combined(clipped(sent.values), combined)
-        return Made(sent.clients, lambda i: Combined(Masked.nonzero(theta(i)), kept)), mean
+        return LazyMapping(sent.clients, lambda i: Combined(Masked.nonzero(theta(i)), kept)), mean
 
     def train(self, state: Personal, message: None, site: Site) -> Critical:
         model = site.model(state.theta)

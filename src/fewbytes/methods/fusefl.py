@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import ANEW, EXACT, Count, Whole
+from fewbytes.base.ranges import EXACT, FRESH, Count, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import untouched
 from fewbytes.core.admission import check_like, norm
@@ -83,8 +83,8 @@ class Fused:
 class Trained:
     """Client to server: its part of block k; with the last block its classifier."""
 
-    branch: Annotated[FusedPart, ANEW]
-    classifier: Annotated[Dense | None, ANEW]
+    branch: Annotated[FusedPart, FRESH]
+    classifier: Annotated[Dense | None, FRESH]
     statistics: list[dict[Id, Dense]]  # as in Fused, after this client's training
 
 

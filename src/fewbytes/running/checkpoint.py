@@ -22,7 +22,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.data.split import transform_name
-from fewbytes.engines.downlink import Heard, Line
+from fewbytes.engines.downlink import Acknowledged, DeltaStream
 from fewbytes.engines.engine import Engine
 from fewbytes.engines.terms import Named, Origin, UnderWay
 from fewbytes.engines.waiting import Waiting
@@ -49,7 +49,7 @@ class Checkpoint:
     waiting: list[Waiting]  # messages that wait for their clients' next request
     under_way: UnderWay  # clients that are at work for a stream
     clock: float  # simulated seconds since the run began
-    lines: list[Line]  # what rounded messages were last
+    lines: list[DeltaStream]  # what rounded messages were last
     heard: bytes  # which of them clients hold, as msgpack
     versions: Tensor  # of client states: (client, version) rows, int64
     ledger: Beginning  # of the file of exchanges
@@ -68,7 +68,7 @@ class Checkpoint:
 
     def origin(self) -> Origin:
         """The state of an engine that resumes from it."""
-        heard = msgspec.msgpack.decode(self.heard, type=dict[Id, Heard])
+        heard = msgspec.msgpack.decode(self.heard, type=dict[Id, Acknowledged])
         return Origin(
             self.nonce, self.starts, self.named(), self.known.tolist(), self.waiting, self.under_way,
             self.clock, self.lines, heard,
@@ -272,7 +272,7 @@ class Checkpoints:
             self.settle()
         self._threads.shutdown()
 
-    def go_back(self, t: int) -> bool:
+    def restore(self, t: int) -> bool:
         """Forget the checkpoints after round t, and damaged ones; whether there were any after it."""
         later = [each for each in self.rounds() if each > t]
         for each in later:

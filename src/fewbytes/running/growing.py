@@ -49,7 +49,7 @@ class GrowingFile:
             raise UserError(f"{self.path} is damaged")
         return data
 
-    def go_back(self, beginning: Beginning) -> bytes:
+    def restore(self, beginning: Beginning) -> bytes:
         """Continue from a prefix, and return its bytes. Raises UserError as `read`."""
         data = self.read(beginning)
         self._hasher, self._size = blake3(data), len(data)

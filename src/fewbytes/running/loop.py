@@ -74,7 +74,7 @@ class Loop:
         self.rounds.end(self.rows, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds.last)
         for promise in self.promises if settings.from_round is not None else ():
-            promise.go_back(self.rows, self.rounds.last - checkpoint.round)
+            promise.restore(self.rows, self.rounds.last - checkpoint.round)
         if settings.config is not None:  # with settings that changed, for the next resumption
             write_text(self.folder / "config.toml", settings.config)
         self.starts = checkpoint.starts = self.checkpoints.starts() + 1
@@ -128,10 +128,10 @@ class Loop:
         """Restore everything from the checkpoint."""
         self._recall_state(checkpoint)
         self.seconds, self.engine.memory.peak = checkpoint.seconds, checkpoint.peak_memory_bytes
-        if self.checkpoints.go_back(checkpoint.round):
+        if self.checkpoints.restore(checkpoint.round):
             forget_result(self.folder)
-        write_text(self.folder / "rounds.jsonl", self.checkpoints.rows.go_back(checkpoint.rows).decode())
-        exchanges = self.checkpoints.ledger.go_back(checkpoint.ledger)
+        write_text(self.folder / "rounds.jsonl", self.checkpoints.rows.restore(checkpoint.rows).decode())
+        exchanges = self.checkpoints.ledger.restore(checkpoint.ledger)
         self.engine.replies.ledger = Ledger.frombytes(exchanges, checkpoint.handlers)
         self.kept = len(self.engine.ledger), len(self.rows)
         gallery.forget_after(self.folder, checkpoint.round + checkpoint.finished)
@@ -193,11 +193,11 @@ class Loop:
         """Undo a step that will be repeated."""
         if not self.checkpoints.rounds():
             self.state = self.method.server(self.task.problem)
-            self.engine.go_back(self.origin(None))
+            self.engine.restore(self.origin(None))
             return
         checkpoint = self.checkpoints.read(self.checkpoints.rounds()[-1])
         self._recall_state(checkpoint)
-        self.engine.go_back(self.origin(checkpoint))
+        self.engine.restore(self.origin(checkpoint))
 
     def _checkpoint(self, done: Phase) -> None:
         """Write the checkpoint after a phase, and its line; both are synced to disk during the next phase."""

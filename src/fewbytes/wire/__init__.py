@@ -21,15 +21,15 @@ msgpack array of all [name, type, shape], 16 bytes of SHA-256; zeros: no layout)
 refused. There is one group for each tensor type, in order of first appearance: a coding of all its numbers, entry
 after entry, in C order.
 
-A coding of numbers is [0], one section (none for no numbers), the numbers as they are; or [1, flags], byte planes
-from the lowest to the highest, of floats whose sign bit was rotated to the lowest place (32-bit numbers have three
-planes: the two lowest bytes together); or [4, mask, flags], a mask of the numbers that differ from the base, and byte
-planes of these numbers' bits less the base's, modulo their range, to which 0x80 in each byte but the highest was added
-(32-bit numbers have four planes, or three: the two lowest bytes together). Each plane is a section, stored as it is
-(flag 0) or through zstandard (flag 1). The base is the message a reply answers: the first tensor of the same name in
-it, zeros where there is none of the same type and shape; the first 16 bytes of that message's digest travel as the base
-hash. A coding of a mask is [kind, flag, length, ones] and one section of `length` bytes once decompressed: packed bits,
-lowest first (kind 0), or, if that takes no more bytes, the gaps before ones (1) or zeros (2), a byte each, 255 meaning
+A coding of numbers is [0], one section (none for no numbers), the numbers as they are; or [1, flags], byte planes from
+the lowest to the highest, of floats whose sign bit was rotated to the lowest place (32-bit numbers have three planes:
+the two lowest bytes together); or [4, mask, flags], a mask of the numbers that differ from the base, and byte planes of
+these numbers' bits less the base's, modulo their range, to which 0x80 in each byte but the highest was added (32-bit
+numbers have four planes, or three: the two lowest bytes together). Each plane is a section, stored as it is (flag 0) or
+through zstandard (flag 1). The base is the message a reply answers: the first tensor of the same name in it, zeros
+where there is none of the same type and shape; the first 16 bytes of that message's digest travel as the base hash. A
+coding of a mask is [kind, flag, length, ones] and one section of `length` bytes once decompressed: packed bits, lowest
+first (kind 0), or, if that takes no more bytes, the run lengths before ones (1) or zeros (2), a byte each, 255 meaning
 255 and more to come. A masked value is [entries, mask, numbers]. Bits are [entries, mask]. A quantised value is
 [entries, bits, grid, levels]: the numbers of its grid are float32, for each entry the value of level 0 and the step to
 the next; those of its levels are unsigned, of 8 or 16 bits as stated. Entries of both are those of the float32 values
@@ -37,13 +37,13 @@ that are meant.
 
 Places are chosen positions below a size. They travel as a mask of that size, or as [shift, length, count] and one
 section of `length` bytes, bits from the lowest on: of the gap before each place its `shift` lowest bits (the lowest bit
-of all gaps, then the next of all), then the rest of each in unary, as so many zeros and a one. If more than half of the
-positions are chosen, the gaps are those of the others. Chosen values are [entries, depth, places, numbers]: places in
-the first `depth` dimensions of all entries, one after another, and all numbers that stand there. Signs are [entries,
-mask of those that are not zero, mask of the positive among them, numbers], one float32 number, the scale; their entries
-are those of the float32 values that are meant. Packages are [single, whole, magnitudes, count, patterns, which]: three
-times chosen values, the magnitudes as entries of two dimensions, one for each kernel; and two codings of numbers,
-`count` patterns (int64) and the number of one of them (uint8) for each magnitude.
+of all run lengths, then the next of all), then the rest of each in unary, as so many zeros and a one. If more than half
+of the positions are chosen, the run lengths are those before the others. Chosen values are [entries, depth, places,
+numbers]: places in the first `depth` dimensions of all entries, one after another, and all numbers that stand there.
+Signs are [entries, mask of those that are not zero, mask of the positive among them, numbers], one float32 number, the
+scale; their entries are those of the float32 values that are meant. Packages are [single, whole, magnitudes, count,
+patterns, which]: three times chosen values, the magnitudes as entries of two dimensions, one for each kernel; and two
+codings of numbers, `count` patterns (int64) and the number of one of them (uint8) for each magnitude.
 
 A rounded message has a base, too: the message before as its receiver holds it, packed again without coding, whose
 digest counts. It is also by that digest that a reply to such a message names it.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fewbytes.base.errors import FrameError
-from fewbytes.wire.gaps import decode_bits, mask_section
+from fewbytes.wire.run_lengths import decode_bits, mask_section
 from fewbytes.wire.sections import SECTION, Array, Buffer, Sink, Source, deflate, get_plane, size_of
 from fewbytes.wire.words import CHANGES, DIFFERENCES, PLANES, RAW
 

@@ -202,14 +202,14 @@ def counted(value: Any) -> Counted:
     return sum((leaf.value.counted() for leaf in leaves_of(value) if is_wire_value(leaf.value)), Counted())
 
 
-def check_finite(leaves: Iterable[Leaf], perhaps: str = "is lr too high?") -> None:
-    """Raises FrameError if numbers of a payload, given its leaves, are not all finite; `perhaps`: why."""
+def check_finite(leaves: Iterable[Leaf], hint: str = "is lr too high?") -> None:
+    """Raises FrameError if numbers of a payload, given its leaves, are not all finite; `hint`: why."""
     for leaf in leaves:
         tensors = leaf.value.numbers() if is_wire_value(leaf.value) else leaf.tensors
         odd = [name or leaf.path for name, tensor in tensors.items() if not _finite(tensor)]
         odd += [leaf.path for number in leaf.floats if not math.isfinite(number)]
         if odd:
-            raise FrameError("values", f"the values of {odd[0]!r} are not all finite ({perhaps})")
+            raise FrameError("values", f"the values of {odd[0]!r} are not all finite ({hint})")
 
 
 def _finite(tensor: Tensor) -> bool:

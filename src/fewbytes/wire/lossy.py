@@ -36,7 +36,7 @@ class Lossy:
 
     `exact`: names of tensors that are left alone, as all in fields marked EXACT are. `residual`: by the path of its
     field and its name, what earlier rounding of a tensor has lost, which is added to what is rounded now (error
-    feedback: Seide et al. 2014); afterwards, what is lost by then; but of fields marked ANEW nothing. `averaged`:
+    feedback: Seide et al. 2014); afterwards, what is lost by then; but of fields marked FRESH nothing. `averaged`:
     whether the receiver takes the mean of many such replies. `values`: how many were rounded, `left`: how many left
     alone; `energy` and `lost`: the squared norm of the former, and that of the error.
     """

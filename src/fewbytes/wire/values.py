@@ -13,9 +13,9 @@ from blake3 import blake3
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError
-from fewbytes.base.ranges import ANEW, EXACT
+from fewbytes.base.ranges import EXACT, FRESH
 from fewbytes.base.state import State
-from fewbytes.wire import coding, gaps
+from fewbytes.wire import coding, run_lengths
 from fewbytes.wire.frame import NO_HASH, Parsed
 from fewbytes.wire.layout import DTYPES, Entry, Layout, Place, entry_of
 from fewbytes.wire.lossy import Lossy, round_values, rounded_values
@@ -117,11 +117,11 @@ class FrameWriter:
 
     def bits(self, mask: Array) -> Any:
         """Write a flat bool array."""
-        return gaps.encode_bits(self, mask, self.coded)
+        return run_lengths.encode_bits(self, mask, self.coded)
 
     def places(self, places: Array, size: int) -> Any:
         """Write distinct places below `size`, int64 and rising."""
-        return gaps.encode_places(self, places, size, self.coded)
+        return run_lengths.encode_places(self, places, size, self.coded)
 
     def values(self, tensors: Sequence[Tensor], places: Sequence[Place], lossy: bool = True) -> Any:
         """Write the values, of one type, that stand at these places; if `lossy`, a run may have them rounded."""
@@ -141,7 +141,7 @@ class FrameWriter:
     def _lasting(self, entry: Entry) -> bool:
         """Whether a tensor is one of the model's, or of the message it answers: those go on from round to round, unless
         its field says otherwise."""
-        if ANEW in self.marks:
+        if FRESH in self.marks:
             return False
         if self.layout is None or (self.base is not None and self.base.tensor(entry) is not None):
             return True
@@ -235,12 +235,12 @@ class FrameReader:
     def bits(self, header: Any, size: int) -> Array:
         """Read what `FrameWriter.bits` wrote."""
         self.spend(size)
-        return gaps.decode_bits(self, header, size)
+        return run_lengths.decode_bits(self, header, size)
 
     def places(self, header: Any, size: int) -> Array:
         """Read what `FrameWriter.places` wrote."""
         self.spend(size)
-        places = gaps.decode_places(self, header, size)
+        places = run_lengths.decode_places(self, header, size)
         self.spend(places.nbytes)
         return places
 

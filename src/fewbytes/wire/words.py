@@ -36,7 +36,7 @@ def entries(header: Any) -> list[str]:
 def mask(header: Any) -> str:
     """A coding of a mask."""
     kind, flag, length, ones = header
-    names = ("packed bits", "gaps between ones", "gaps between zeros")
+    names = ("packed bits", "run lengths before ones", "run lengths before zeros")
     return f"mask of {ones:,} ones as {names[kind]}, {length:,} bytes" + (" before zstandard" if flag else "")
 
 

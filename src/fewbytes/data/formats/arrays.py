@@ -61,7 +61,7 @@ def read_arrays(name: str, place: Path, only_test: bool = False) -> Dataset:
             raise UserError(
                 f"{place} has {found}: call samples {listed(SAMPLES)}, and labels {listed(LABELS)}, with train_ and "
                 "test_ before where there are splits",
-                told="its arrays are not called as samples and labels are",
+                public="its arrays are not called as samples and labels are",
             )
         splits = _splits(place, arrays, parts)
         used = {name for names in parts.values() for name in names}
@@ -101,15 +101,15 @@ def _splits(place: Path, arrays: Arrays, parts: Mapping[str, tuple[str, str]]) -
         if len(x) != len(y):
             raise UserError(
                 f"{place}: {samples} has {len(x)} samples and {labels} {len(y)}: give one label a sample",
-                told=f"an array has {len(x)} samples and its labels are {len(y)}",
+                public=f"an array has {len(x)} samples and its labels are {len(y)}",
             )
         if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
             text = f"{place}: {samples} is {x.dtype}, {labels} {y.dtype}: give numbers"
-            raise UserError(text, told="arrays are no numbers")
+            raise UserError(text, public="arrays are no numbers")
         for name, array in ((samples, x), (labels, y)):
             if not all(np.isfinite(array[i : i + CHUNK]).all() for i in range(0, len(array), CHUNK)):
                 what = "has values that are not finite (NaN or infinite): correct them, or leave those samples out"
-                raise UserError(f"{place}: {name} {what}", told=f"an array {what}")
+                raise UserError(f"{place}: {name} {what}", public=f"an array {what}")
     labels_of = {split: y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for split, (_, y) in read.items()}
     whole = np.unique(np.concatenate([y.ravel() for y in labels_of.values()]))
     if len(whole) <= FEW and not (whole % 1).any() and all(y.ndim == 1 for y in labels_of.values()):
@@ -138,7 +138,9 @@ def _targets(y: NDArray[Any]) -> tuple[torch.Tensor, None, None, Targets | None]
     zeros = torch.zeros(len(y), dtype=torch.int64)
     if y.ndim == 1 and y.dtype.kind in "biu":
         if y.size and int(y.min()) < 0:
-            raise UserError(f"label {y.min()} is negative; labels count the classes from 0", told="a label is negative")
+            raise UserError(
+                f"label {y.min()} is negative; labels count the classes from 0", public="a label is negative"
+            )
         return torch.from_numpy(y.astype(np.int64)), None, None, None
     values = torch.from_numpy(y.astype(np.float32))
     kind: Kind = "labels" if y.ndim == 2 and bool(np.isin(y, (0, 1)).all()) else "numbers"
@@ -175,13 +177,13 @@ def _opened(place: Path) -> Iterator[Arrays]:
         else:
             yield from _hdf5(place)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise UserError(f"{place} cannot be read: {one_line(error)}", told=f"{kind} cannot be read") from None
+        raise UserError(f"{place} cannot be read: {one_line(error)}", public=f"{kind} cannot be read") from None
 
 
 def _hdf5(place: Path) -> Iterator[Arrays]:
     """The datasets of an HDF5 file and its groups, but those that are links to other files or kept in them."""
     if not is_there("h5py"):
-        raise UserError(f"{place}: reading HDF5 needs h5py: pip install 'fewbytes[arrays]'", told="HDF5 needs h5py")
+        raise UserError(f"{place}: reading HDF5 needs h5py: pip install 'fewbytes[arrays]'", public="HDF5 needs h5py")
     h5py: Any = importlib.import_module("h5py")
 
     with h5py.File(place, "r") as file:

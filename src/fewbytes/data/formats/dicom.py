@@ -53,7 +53,7 @@ def _common_scale(heads: Sequence[Any]) -> Scale:
         raise UserError(
             f"{windowed} of {len(heads)} DICOM files name a window (WindowCenter, WindowWidth) and the others do not, "
             f"so that their values would have different scales: {remedy}",
-            told=f"some DICOM files name a window and others do not: {remedy}",
+            public=f"some DICOM files name a window and others do not: {remedy}",
         )
     return "window" if windowed else "units" if any(map(_has_units, heads)) else "stored"
 
@@ -160,7 +160,7 @@ def _head_of(path: Path) -> Any:
     try:
         return _head(path)
     except UserError as error:
-        raise UserError(f"{path} {error}", told=error.told or f"an image {error}") from None
+        raise UserError(f"{path} {error}", public=error.public or f"an image {error}") from None
 
 
 def _head(path: Path) -> Any:
@@ -182,5 +182,5 @@ def _depth(path: Path) -> tuple[float, int, str]:
 
 def _library() -> Any:
     if not is_there("pydicom"):
-        raise UserError(f"is DICOM, which {NEEDS}", told=f"DICOM {NEEDS}")
+        raise UserError(f"is DICOM, which {NEEDS}", public=f"DICOM {NEEDS}")
     return importlib.import_module("pydicom")

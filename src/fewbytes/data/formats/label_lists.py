@@ -63,7 +63,7 @@ def label_lists(folder: Path, schema: Schema | None = None) -> dict[str, LabelLi
         names = listed([each.path.name for each in trains])
         raise UserError(
             f"{folder} has several tables that name its images ({names}): keep one, or call one train and one test",
-            told="several tables name the images: keep one, or call one train and one test",
+            public="several tables name the images: keep one, or call one train and one test",
         )
     tests = [each for each in tests if trains and each.learnt == trains[0].learnt]
     return {"train": trains[0], **({"test": tests[0]} if tests else {})} if trains else {}
@@ -131,7 +131,7 @@ def _unclear(each: LabelList, folders: Sequence[tuple[str, ...]]) -> UserError:
         remedy += ", or, if the folders that images lie in are the classes, keep the table elsewhere"
     return UserError(
         f"{each.path} names images by column {each.naming!r}, and has the columns {listed(others)}: {remedy}",
-        told=f"a table names images, and what is learnt does not follow from it: {remedy}",
+        public=f"a table names images, and what is learnt does not follow from it: {remedy}",
     )
 
 
@@ -193,7 +193,7 @@ def read_label_lists(
         raise UserError(
             f"{folder}: images for training and for testing have the same values of {how.group!r} "
             f"({listed(sorted(both), 5)}): keep each in one",
-            told=f"training and test have {len(both)} values of {how.group!r} in common: keep each in one",
+            public=f"training and test have {len(both)} values of {how.group!r} in common: keep each in one",
         )
     named = None if meaning.kind != "labels" else (*meaning.classes, "none")
     return Dataset(name, train, test, meaning.classes, named, notes=(*pictures.notes, *notes), listed=True)
@@ -384,7 +384,7 @@ def _all_found(each: LabelList) -> list[Path]:
         raise UserError(
             f"{each.path}, row {row + 1}: there is no image, or more than one, {missing!r} below its folder, and "
             f"{each.found.count(None) - 1} more are missing: add them, or take their rows out",
-            told=f"{each.found.count(None)} images that a table names are not there",
+            public=f"{each.found.count(None)} images that a table names are not there",
         )
     return [path for path in each.found if path is not None]
 

@@ -92,7 +92,7 @@ def _line(path: Path, number: int, line: str, classes: int) -> tuple[int, float,
     except ValueError:
         pass
     what = f"no class below {classes}, centre x, centre y, width and height, as parts of the image's sides"
-    raise UserError(f"{path}, line {number}: {what}: correct it", told=f"a line of a file of labels: {what}")
+    raise UserError(f"{path}, line {number}: {what}: correct it", public=f"a line of a file of labels: {what}")
 
 
 def _size(path: Path) -> tuple[int, int]:
@@ -111,7 +111,7 @@ def _names(folder: Path) -> tuple[str, ...]:
     if path is None:
         raise UserError(
             f"{folder} has images and labels of boxes but no names of classes: add classes.txt, a name a line",
-            told="images with boxes have no names of classes: add classes.txt, a name a line",
+            public="images with boxes have no names of classes: add classes.txt, a name a line",
         )
     check_inside(folder, [path])
     text = path.read_text("utf-8-sig", errors="replace")
@@ -127,11 +127,13 @@ def _names(folder: Path) -> tuple[str, ...]:
         names = [line.strip() for line in text.rstrip().splitlines()]
         wrong = False
     if not any(names):
-        raise UserError(f"{path} has no names of classes: add classes.txt, a name a line", told="there are no classes")
+        raise UserError(
+            f"{path} has no names of classes: add classes.txt, a name a line", public="there are no classes"
+        )
     if wrong or "" in names:
         raise UserError(
             f"{path} has no name for some number of a class: name all from 0, none left out",
-            told="names of classes leave out a number: name all from 0",
+            public="names of classes leave out a number: name all from 0",
         )
     return tuple(names)
 

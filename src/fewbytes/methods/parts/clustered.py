@@ -27,7 +27,6 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
-from fewbytes.methods.parts.around import Around, packed, unpacked
 from fewbytes.methods.parts.clusters import (
     Grouping,
     Similarity,
@@ -39,6 +38,7 @@ from fewbytes.methods.parts.clusters import (
     nearest,
     spanned_by,
 )
+from fewbytes.methods.parts.wrapper import Wrapper, packed, unpacked
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class Clustered(Around):
+class Clustered(Wrapper):
     """The method that runs in each cluster, and how clusters are found.
 
     >>> import fewbytes as fb
@@ -66,7 +66,7 @@ class Clustered(Around):
     grouping: Grouping = "k-means"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Method) or isinstance(self.inner, Around):
+        if not isinstance(self.inner, Method) or isinstance(self.inner, Wrapper):
             raise UserError(f"clusters are of a method that has none, like FedAvg(), not of {self.inner!r}")
         if self.inner.own_rounds:
             raise UserError(f"{self.inner.method_name} has rounds of its own, and cannot be run in clusters")

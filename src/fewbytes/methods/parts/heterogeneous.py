@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.base.ranges import HELD, LEARNT, Samples
+from fewbytes.base.ranges import LEARNT, PRESENT, Samples
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.admission import check_like
 from fewbytes.core.aggregation import VOTERS
@@ -29,7 +29,7 @@ class ClassVectors:
     """One vector a class, either way: the rows (n, d) of `vectors`, and whose they are."""
 
     vectors: Dense
-    classes: Annotated[list[int], HELD]
+    classes: Annotated[list[int], PRESENT]
 
     @classmethod
     def of(cls, rows: Tensor, classes: list[int]) -> Self:

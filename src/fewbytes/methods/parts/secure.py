@@ -34,7 +34,6 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promise import Privacy
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
-from fewbytes.methods.parts.around import Around, packed, unpacked
 from fewbytes.methods.parts.exchange import (
     LEAST,
     MARK,
@@ -72,6 +71,7 @@ from fewbytes.methods.parts.masks import (
 )
 from fewbytes.methods.parts.summable import remade, split, tensors_of, types_of, weight_of
 from fewbytes.methods.parts.summing import SummingNetwork
+from fewbytes.methods.parts.wrapper import Wrapper, packed, unpacked
 
 COUNTERS = float(1 << 24)
 """The largest whole number that a client may send, such as batch normalisation's count of batches."""
@@ -103,7 +103,7 @@ class Hidden:
 
 
 @dataclass(frozen=True)
-class SecureAggregation(Around):
+class SecureAggregation(Wrapper):
     """The method whose replies are summed unseen, and how large their values may be.
 
     >>> import fewbytes as fb

@@ -27,5 +27,5 @@ class NotFinite(Promise):
         rejected = [left for left in phase.row.get("left_out", []) if left["outcome"] == "rejected"]
         why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
         if not why and (whose := phase.records.not_finite_of()):
-            why = f"{self._objective.perhaps} ({', '.join(map(phase.called, whose[:3]))} first)"
-        yield f"round {phase.round}: {', '.join(names)} not finite: {why or self._objective.perhaps}"
+            why = f"{self._objective.hint} ({', '.join(map(phase.called, whose[:3]))} first)"
+        yield f"round {phase.round}: {', '.join(names)} not finite: {why or self._objective.hint}"

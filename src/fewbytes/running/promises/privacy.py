@@ -34,7 +34,7 @@ class Spending(Promise):
             self.means = max(self.means, int(self._kept.read_text()))
             self.epsilon = self.privacy.epsilon(self.means)
 
-    def go_back(self, rows: Sequence[Row], left: int) -> None:
+    def restore(self, rows: Sequence[Row], left: int) -> None:
         """Raises UserError if the rounds that are left may need more noisy means than are promised."""
         unspent = left if self.privacy is None else self.privacy.rounds - self.means
         if self.privacy is not None and left > unspent:

@@ -85,7 +85,7 @@ class Promise:
     def recall(self, rows: Sequence[Row]) -> None:
         """The run resumes after these lines."""
 
-    def go_back(self, rows: Sequence[Row], left: int) -> None:
+    def restore(self, rows: Sequence[Row], left: int) -> None:
         """The run was sent back to the checkpoint after these lines, which it has recalled, and `left` rounds follow.
         Raises UserError if it may not go back that far."""
 

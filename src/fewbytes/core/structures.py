@@ -16,7 +16,7 @@ Kind = tuple[torch.dtype, int]
 """A tensor's type and number of axes."""
 
 
-class Looks:
+class Structures:
     """What the replies of a step look like, by handler and model, to tell whose is unlike the others'."""
 
     def __init__(self) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from fewbytes.base.errors import one_line
-from fewbytes.core.looks import Looks
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.structures import Structures
 
 
-class Blame:
+class Suspects:
     """What the replies of a step look like, and which was being read when something broke."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._looks = Looks()
+        self._looks = Structures()
         self.barred: dict[Id, str] = {}
         """Whose replies broke the step that is taken, why: it is taken again without them."""
         self.last: Id | None = None
@@ -23,7 +23,7 @@ class Blame:
 
     def fresh(self) -> None:
         """A new step begins, of which nobody's reply has broken anything yet."""
-        self.barred, self._looks = {}, Looks()
+        self.barred, self._looks = {}, Structures()
 
     def begin(self) -> None:
         """The step is taken, perhaps again."""

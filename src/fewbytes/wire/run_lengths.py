@@ -1,4 +1,4 @@
-"""Lossless coding of masks and of places: as bits, or by the gaps between those that are set.
+"""Lossless coding of masks and of places: as bits, or by the runs between those that are set.
 
 Every function here is exact, as in `fewbytes.wire.coding`, and so are the bounds of what is decoded.
 """
@@ -12,26 +12,26 @@ import numpy as np
 from fewbytes.base.errors import FrameError
 from fewbytes.wire.sections import Array, Buffer, Sink, Source, deflate, get_plane, size_of
 
-PACKED, GAPS_OF_ONES, GAPS_OF_ZEROS = 0, 1, 2  # codings of masks
+PACKED, RUNS_BEFORE_ONES, RUNS_BEFORE_ZEROS = 0, 1, 2  # codings of masks
 
 
-def _gaps(positions: Array) -> Array:
+def _run_lengths(positions: Array) -> Array:
     """Distances between rising positions as bytes; a 255 adds 255 and goes on."""
-    gaps = np.diff(positions, prepend=-1) - 1
-    escapes, rest = np.divmod(gaps, 255)
+    runs = np.diff(positions, prepend=-1) - 1
+    escapes, rest = np.divmod(runs, 255)
     ends = np.cumsum(escapes + 1) - 1
     out = np.full(int(ends[-1]) + 1 if ends.size else 0, 255, np.uint8)
     out[ends] = rest
     return out
 
 
-def _positions(gaps: Array) -> Array:
-    ends = np.flatnonzero(gaps != 255)
-    return np.cumsum(gaps, dtype=np.int64)[ends] + np.arange(ends.size)
+def _positions(runs: Array) -> Array:
+    ends = np.flatnonzero(runs != 255)
+    return np.cumsum(runs, dtype=np.int64)[ends] + np.arange(ends.size)
 
 
 def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
-    """Write a flat bool array as one section: packed bits, or the gaps before the rarer symbol."""
+    """Write a flat bool array as one section: packed bits, or the runs before the rarer symbol."""
     header, data = mask_section(mask, coded)
     sink.section([data])
     return header
@@ -48,12 +48,12 @@ def mask_section(mask: Array, coded: bool) -> tuple[list[Any], Buffer]:
             best = ([PACKED, 1, packed.nbytes, ones], squeezed)
         rare = min(ones, mask.size - ones)
         if 8 * rare <= mask.size:
-            kind = GAPS_OF_ONES if ones == rare else GAPS_OF_ZEROS
-            gaps = _gaps(np.flatnonzero(mask if kind == GAPS_OF_ONES else ~mask))
-            squeezed = deflate(gaps)
-            data: Buffer = gaps if squeezed is None else squeezed
-            if gaps.nbytes <= packed.nbytes and size_of(data) < size_of(best[1]):
-                best = ([kind, int(squeezed is not None), gaps.nbytes, ones], data)
+            kind = RUNS_BEFORE_ONES if ones == rare else RUNS_BEFORE_ZEROS
+            runs = _run_lengths(np.flatnonzero(mask if kind == RUNS_BEFORE_ONES else ~mask))
+            squeezed = deflate(runs)
+            data: Buffer = runs if squeezed is None else squeezed
+            if runs.nbytes <= packed.nbytes and size_of(data) < size_of(best[1]):
+                best = ([kind, int(squeezed is not None), runs.nbytes, ones], data)
     return best
 
 
@@ -62,7 +62,7 @@ def decode_bits(source: Source, header: Any, size: int) -> Array:
     if not (isinstance(header, list) and len(header) == 4 and all(type(x) is int for x in header)):
         raise FrameError("header", "a mask's header is malformed")
     kind, flag, nbytes, ones = header
-    if kind not in (PACKED, GAPS_OF_ONES, GAPS_OF_ZEROS) or not 0 <= ones <= size:
+    if kind not in (PACKED, RUNS_BEFORE_ONES, RUNS_BEFORE_ZEROS) or not 0 <= ones <= size:
         raise FrameError("coding", "unknown coding of a mask")
     if kind == PACKED:
         if nbytes != (size + 7) // 8:
@@ -73,15 +73,15 @@ def decode_bits(source: Source, header: Any, size: int) -> Array:
             raise FrameError("padding", "a mask's last bits are not zero")
         mask = mask[:size].view(bool)
     else:
-        rare = ones if kind == GAPS_OF_ONES else size - ones
+        rare = ones if kind == RUNS_BEFORE_ONES else size - ones
         if not rare <= nbytes <= min(rare + size // 255, (size + 7) // 8):  # more would stand as packed bits
-            raise FrameError("length", "a mask's gaps do not fit its size")
-        gaps = get_plane(source, flag, nbytes, np.uint8)
-        positions = _positions(gaps)
-        if positions.size != rare or (nbytes and gaps[-1] == 255) or (rare and positions[-1] >= size):
-            raise FrameError("coding", "a mask's gaps do not fit its size")
-        mask = np.full(size, kind == GAPS_OF_ZEROS)
-        mask[positions] = kind == GAPS_OF_ONES
+            raise FrameError("length", "a mask's runs do not fit its size")
+        runs = get_plane(source, flag, nbytes, np.uint8)
+        positions = _positions(runs)
+        if positions.size != rare or (nbytes and runs[-1] == 255) or (rare and positions[-1] >= size):
+            raise FrameError("coding", "a mask's runs do not fit its size")
+        mask = np.full(size, kind == RUNS_BEFORE_ZEROS)
+        mask[positions] = kind == RUNS_BEFORE_ONES
     if int(np.count_nonzero(mask)) != ones:
         raise FrameError("coding", "a mask has another number of ones than it says")
     return mask
@@ -90,43 +90,43 @@ def decode_bits(source: Source, header: Any, size: int) -> Array:
 # ---------------------------------------------------------------------------------------------------- places
 
 
-def _rice(gaps: Array, shift: int) -> Array:
+def _rice(runs: Array, shift: int) -> Array:
     """Gaps in Rice's code, packed: their `shift` lowest bits, plane by plane, then what is left of each in unary."""
-    ends = gaps >> shift
+    ends = runs >> shift
     ends += 1
     np.cumsum(ends, out=ends)
-    low = shift * gaps.size
+    low = shift * runs.size
     bits = np.zeros(low + int(ends[-1]), np.uint8)
     for i in range(shift):
-        np.bitwise_and(gaps >> i, 1, out=bits[i * gaps.size : (i + 1) * gaps.size], casting="unsafe")
+        np.bitwise_and(runs >> i, 1, out=bits[i * runs.size : (i + 1) * runs.size], casting="unsafe")
     ends += low - 1
     bits[ends] = 1
     return np.packbits(bits, bitorder="little")
 
 
 def _unrice(data: Array, shift: int, count: int, total: int) -> Array:
-    """Undo `_rice`: `count` gaps that add up to at most `total`."""
+    """Undo `_rice`: `count` runs that add up to at most `total`."""
     bits = np.unpackbits(data, bitorder="little")
-    gaps = np.flatnonzero(bits[shift * count :])
-    if gaps.size != count or (bits.size - shift * count - int(gaps[-1]) - 1) // 8:
+    runs = np.flatnonzero(bits[shift * count :])
+    if runs.size != count or (bits.size - shift * count - int(runs[-1]) - 1) // 8:
         raise FrameError("coding", "places are not as many as they must be, or take more bytes than they need")
-    gaps[1:] -= gaps[:-1] + 1
-    if int(gaps.sum()) << shift > total:
+    runs[1:] -= runs[:-1] + 1
+    if int(runs.sum()) << shift > total:
         raise FrameError("coding", "places do not fit their range")
-    gaps <<= shift
+    runs <<= shift
     for i in range(shift):
-        gaps |= np.left_shift(bits[i * count : (i + 1) * count], i, dtype=np.int64)
-    return gaps
+        runs |= np.left_shift(bits[i * count : (i + 1) * count], i, dtype=np.int64)
+    return runs
 
 
-def _shift(gaps: Array) -> int:
-    """The shift for which Rice's code of these gaps is shortest, near the logarithm of their mean."""
-    near = int(gaps.mean()).bit_length()
-    return min(range(max(0, near - 2), near + 1), key=lambda shift: gaps.size * shift + int((gaps >> shift).sum()))
+def _shift(runs: Array) -> int:
+    """The shift for which Rice's code of these runs is shortest, near the logarithm of their mean."""
+    near = int(runs.mean()).bit_length()
+    return min(range(max(0, near - 2), near + 1), key=lambda shift: runs.size * shift + int((runs >> shift).sum()))
 
 
 def encode_places(sink: Sink, places: Array, size: int, coded: bool) -> list[Any]:
-    """Write distinct places below `size` as one section: as a mask, or as Rice's code of the gaps if that is smaller.
+    """Write distinct places below `size` as one section: as a mask, or as Rice's code of the runs if that is smaller.
 
     `places` are int64 and rise. Rice's code of random ones takes at most 4.3 % more than log2 C(size, places) bits,
     whatever the density (2 % up to one in four); zstandard's masks win where the density varies.
@@ -136,9 +136,9 @@ def encode_places(sink: Sink, places: Array, size: int, coded: bool) -> list[Any
     header, best = mask_section(mask, coded)
     rare = places if 2 * places.size <= size else np.flatnonzero(~mask)
     if coded and rare.size:
-        gaps = np.diff(rare, prepend=-1) - 1
-        shift = _shift(gaps)
-        data = _rice(gaps, shift)
+        runs = np.diff(rare, prepend=-1) - 1
+        shift = _shift(runs)
+        data = _rice(runs, shift)
         if data.nbytes < size_of(best):
             header, best = [shift, data.nbytes, places.size], data
     sink.section([best])

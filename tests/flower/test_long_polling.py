@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fewbytes.flower import held
-from fewbytes.flower.held import TIMES, Held
+from fewbytes.flower import long_polling
+from fewbytes.flower.long_polling import TIMES, LongPolling
 
 ASKED, CONFIRMED, LEFT, OTHER = "/asked", "/confirmed", "/left", "/other"
 KNOWN = "known"  # what the header says of a node that may ask
@@ -59,7 +59,7 @@ class Link:
 class Asking:
     """A request: its status and body once they are there; `go` breaks its connection."""
 
-    def __init__(self, app: Held, path: str, body: object, who: str = KNOWN, whole: bool = True) -> None:
+    def __init__(self, app: LongPolling, path: str, body: object, who: str = KNOWN, whole: bool = True) -> None:
         self._gone, self._unread, self.sent = asyncio.Event(), True, []
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
 
@@ -95,7 +95,7 @@ def tried(test):
 
     def run(*arguments):
         link = Link()
-        asyncio.run(test(link, Held(link, SPEECH), *arguments))
+        asyncio.run(test(link, LongPolling(link, SPEECH), *arguments))
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
@@ -230,7 +230,7 @@ async def test_a_request_that_breaks_off_is_not_taken_for_a_whole_one(link, app)
 
 
 def test_a_request_is_held_for_a_while_only(monkeypatch):
-    monkeypatch.setattr(held, "HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(long_polling, "HOLD_SECONDS", 0.05)
 
     async def test(link, app):
         assert await Asking(app, ASKED, [1]).answer() == (200, "")

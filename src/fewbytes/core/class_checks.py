@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.errors import MethodError, Slip
+from fewbytes.base.errors import LikelyMistake, MethodError
 from fewbytes.core.network import hints_of
 from fewbytes.core.promises import Promises
 
@@ -28,8 +28,8 @@ def check_class(cls: type, base: type) -> None:
     it."""
     _check_frozen(cls, base)
     _check_hooks(cls, base)
-    for text in slips(cls, base):
-        warnings.warn(text, Slip, stacklevel=3)
+    for text in likely_mistakes(cls, base):
+        warnings.warn(text, LikelyMistake, stacklevel=3)
 
 
 def _check_frozen(cls: type, base: type) -> None:
@@ -73,7 +73,7 @@ def _takes(own: Any, count: int) -> bool:
     return True
 
 
-def slips(cls: type, base: type) -> Iterator[str]:
+def likely_mistakes(cls: type, base: type) -> Iterator[str]:
     """A line for each: an attribute whose name is nearly one that `base` has and the class has not, or a promise's; one
     without a type; and a `state` that is given another value, which nobody sees."""
     typed = inspect.get_annotations(cls)

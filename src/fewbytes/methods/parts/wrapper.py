@@ -17,7 +17,7 @@ from fewbytes.wire import pack_state, unpack_state
 
 
 @dataclass(frozen=True)
-class Around(Method):
+class Wrapper(Method):
     """Base of methods that run another one, `inner`, unchanged."""
 
     inner: Method

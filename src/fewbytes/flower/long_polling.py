@@ -1,10 +1,10 @@
 """Long polling for messages, and messages that are sent again until they are confirmed.
 
 Flower's SuperLink answers a node that asks for messages at once, mostly that there is none, and gives each message
-once: if the answer is lost on a bad link, so is the message. Within `Held` who asks waits until there is a message, so
-that nobody asks in vain, and gets the last one again as long as it has not confirmed it. For each of the SuperLink's
-nodes one request is held, and for nobody else: whom the application does not take for a node is answered at once.
-"""
+once: if the answer is lost on a bad link, so is the message. Within `LongPolling` who asks waits until there is a
+message, so that nobody asks in vain, and gets the last one again as long as it has not confirmed it. For each of the
+SuperLink's nodes one request is held, and for nobody else: whom the application does not take for a node is answered at
+once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Waiting:
         self.come = asyncio.Event()
 
 
-class Held:
+class LongPolling:
     """An ASGI application: `app`, in which who asks for a message waits until there is one."""
 
     def __init__(self, app: Callable[..., Any], speech: Speech) -> None:

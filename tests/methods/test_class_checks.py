@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fewbytes as fb
-from fewbytes.base.errors import Slip
+from fewbytes.base.errors import LikelyMistake
+from fewbytes.core.class_checks import likely_mistakes
 from fewbytes.core.method import Method
-from fewbytes.core.slips import slips
 from fewbytes.methods import METHODS
 from fewbytes.wire import Dense, payload
 
@@ -85,7 +85,7 @@ def run(out: Any = None, rounding: dict[str, Any] | None = None, **wrong: Any) -
         if callable(value):
             value.__name__ = name  # as if it had been written there
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Slip)
+        warnings.simplefilter("ignore", LikelyMistake)
         method = dataclass(frozen=True)(type("Mine", (Plain,), wrong))()
         return fb.run(method, task(), rounds=2, workers=1, out=out, **(rounding or {}))
 
@@ -93,7 +93,7 @@ def run(out: Any = None, rounding: dict[str, Any] | None = None, **wrong: Any) -
 def test_nothing_is_wrong_with_ours():
     assert run().summary["status"] == "done"
     ours = {cls for name in METHODS for cls in METHODS[name].__mro__ if issubclass(cls, Method) and cls is not Method}
-    assert [text for cls in ours for text in slips(cls, Method)] == []
+    assert [text for cls in ours for text in likely_mistakes(cls, Method)] == []
 
 
 def misspelt(self, state, problem):
@@ -132,19 +132,19 @@ def gives_nothing(self, state, problem):
             {"promises": fb.Promises(), "__annotations__": {"promises": fb.Promises}},
             "promises is no hyper-parameter but what it is, as",
         ),
-        ({"round": rebinds}, r"test_slips.py, line \d+: Mine.round .*`state` .*state.… = …"),
+        ({"round": rebinds}, r"test_class_checks.py, line \d+: Mine.round .*`state` .*state.… = …"),
         ({"train": restates}, "Mine.train .*`state`"),
         ({"global_model": gives_nothing}, "Mine.global_model .*`return` missing?"),
     ],
 )
 def test_what_looks_like_a_slip_in_a_class_is_a_warning(wrong, says):
-    with pytest.warns(Slip, match=says):
+    with pytest.warns(LikelyMistake, match=says):
         dataclass(frozen=True)(type("Mine", (Plain,), wrong))()
 
 
 def test_a_word_of_ones_own_is_none():
     fine = {"helper": misspelt, "ROUNDS": 3, "__annotations__": {"round_length": int, "table": ClassVar[dict]}}
-    assert list(slips(type("Mine", (Plain,), fine | {"round_length": 3, "table": {}}), Method)) == []
+    assert list(likely_mistakes(type("Mine", (Plain,), fine | {"round_length": 3, "table": {}}), Method)) == []
 
 
 def typo(self, state, net, t):
@@ -224,14 +224,14 @@ def a_text(self, state, site):
         (
             {"round": sends_theta},
             fb.MethodError,
-            r"mine, round 1: .*'train' takes a Model, .*\(test_slips.py",
+            r"mine, round 1: .*'train' takes a Model, .*\(test_class_checks.py",
         ),
         ({"round": gives}, fb.MethodError, "Mine.round returns nothing: .*`state`"),
         ({"train": forgets}, fb.MethodError, "Update, .*`return` missing"),
         (
             {"train": breaks},
             fb.MethodError,
-            r"'train': AttributeError: .* 'tran'.* \(test_slips.py, line \d+\)",
+            r"'train': AttributeError: .* 'tran'.* \(test_class_checks.py, line \d+\)",
         ),
         ({"train": keeps}, fb.MethodError, "Memory .*'mean'"),
         ({"server": nothing}, fb.MethodError, "Mine.server .* Server, .*nothing"),
@@ -288,7 +288,7 @@ HANDLER = r"Mine: .*'train' .* def train\(self, state: …, message: …, site: 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"train": untyped}, rf"^{HANDLER}.* \(test_slips.py, line \d+\)$"),
+        ({"train": untyped}, rf"^{HANDLER}.* \(test_class_checks.py, line \d+\)$"),
         ({"train": half_typed}, HANDLER),
         ({"train": of_an_int}, HANDLER),
         ({"train": without_site}, HANDLER),
