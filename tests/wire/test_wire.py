@@ -1017,7 +1017,8 @@ def test_masks_are_coded_as_the_prose_says(kind: int, squeeze: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("bits", "as run lengths before ones"), ("bits without layout", "as packed bits"), ("quantised", "levels of 8 bits"),
+        ("bits", "as run lengths before ones"), ("bits without layout", "as packed bits"),
+        ("quantised", "levels of 8 bits"),
         ("few", "places of"), ("few without layout", "values:"), ("signs", "signs"),
         ("images", "5 images, 3x8x8: lossless WebP"), ("images uncoded", "5 images, 3x8x8: raw"),
     ],
