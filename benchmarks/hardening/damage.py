@@ -14,7 +14,8 @@ from durability import digest, in_a_folder
 from figures import Figure
 
 import fewbytes as fb
-from fewbytes.experiments.prepared import PreparedRun, resumed
+from fewbytes.experiments.prepared import PreparedRun
+from fewbytes.experiments.run_folders import resumed
 from fewbytes.flower.allowance import Allows
 from fewbytes.flower.node import Node
 from fewbytes.report import read_runs, write_report

@@ -21,7 +21,7 @@ from typing import Any
 
 import fewbytes as fb
 from fewbytes.data import Partition, federate, load_dataset
-from fewbytes.experiments.prepared import begun, finished
+from fewbytes.experiments.run_folders import begun, finished
 from fewbytes.models.build import ModelBuilder
 
 UPLOADS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from typing import Any
 
 import fewbytes as fb
 from fewbytes.data import Partition, crop_flip, federate, load_dataset, with_transforms
-from fewbytes.experiments.prepared import begun
+from fewbytes.experiments.run_folders import begun
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import Kernels
 from fewbytes.reproduce import TABLES, read_table

@@ -23,7 +23,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.data import Partition, federate, load_dataset
-from fewbytes.experiments.prepared import begun
+from fewbytes.experiments.run_folders import begun
 from fewbytes.methods.parts.one_shot import Uploads
 from fewbytes.models.build import ModelBuilder
 from fewbytes.reproduce import TABLES, read_table

@@ -22,7 +22,7 @@ from statistics import fmean
 
 import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, Partition, federate, load_dataset
-from fewbytes.experiments.prepared import begun
+from fewbytes.experiments.run_folders import begun
 from fewbytes.experiments.settings import make_method
 from fewbytes.models.build import ModelBuilder
 

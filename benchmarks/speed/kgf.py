@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fewbytes.core.training import Local, fit, prepared, ready
-from fewbytes.engines.pool import keep_memory
+from fewbytes.engines.workers import keep_memory
 from fewbytes.models import build_model
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, with_generated_kernels
 

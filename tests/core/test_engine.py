@@ -249,7 +249,7 @@ def test_what_forks_workers_may_be_killed_and_then_the_workers_of_the_next(tmp_p
         engine.begin(1)
         for _ in range(2):
             pool = engine.scheduler.dispatcher.transport
-            for pids in ([pool._mother.pid], None):
+            for pids in ([pool._forks.pid], None):
                 for pid in pids or pool.pids():
                     os.kill(pid, signal.SIGKILL)
                 replies = engine.network.call(engine.method.ask, to=range(6), send=Question(7))

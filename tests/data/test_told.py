@@ -21,8 +21,8 @@ from PIL import Image
 
 import fewbytes as fb
 from fewbytes.base.named import only_allowed
-from fewbytes.engines.handlers import Job
-from fewbytes.engines.pool import Done, unable
+from fewbytes.engines.handlers import Done, Job
+from fewbytes.engines.results import unable
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower.apps import _told

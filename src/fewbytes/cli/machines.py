@@ -58,7 +58,8 @@ def deploy(
         places,
         remembered,
     )
-    from fewbytes.experiments.prepared import PreparedRun, again_from, new_folder, resumed, unless_refused
+    from fewbytes.experiments.prepared import PreparedRun
+    from fewbytes.experiments.run_folders import again_from, new_folder, resumed, unless_refused
     from fewbytes.experiments.settings import make_experiment
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of

@@ -44,7 +44,8 @@ def run(
 
     Example: `fewbytes run fedpurin --dataset digits --clients 10 --alpha 0.3 --rounds 5 --set batch=20`
     """
-    from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
+    from fewbytes.experiments.prepared import PreparedRun
+    from fewbytes.experiments.run_folders import new_folder, resumed, unless_refused
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
 

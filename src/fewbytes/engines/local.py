@@ -19,7 +19,8 @@ from fewbytes.core.task import Task
 from fewbytes.engines.dispatcher import Dispatcher
 from fewbytes.engines.engine import Engine
 from fewbytes.engines.handlers import Job, Runner
-from fewbytes.engines.pool import WorkerPool, attempt, failed
+from fewbytes.engines.pool import WorkerPool
+from fewbytes.engines.results import attempt, failed
 from fewbytes.engines.roster import Roster
 from fewbytes.engines.store import ClientStore
 from fewbytes.engines.terms import Origin, Terms

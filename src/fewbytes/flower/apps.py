@@ -31,7 +31,8 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.task import Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
-from fewbytes.engines.pool import keep_memory, unable
+from fewbytes.engines.results import unable
+from fewbytes.engines.workers import keep_memory
 from fewbytes.flower.allowance import Allowed, Allows
 from fewbytes.flower.cluster import FarFrames, FarNode, Home
 from fewbytes.flower.link import Exchange

@@ -20,7 +20,7 @@ from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.core.trust import check_drift
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
-from fewbytes.engines.pool import attempt
+from fewbytes.engines.results import attempt
 from fewbytes.engines.store import ClientStore
 from fewbytes.flower.allowance import Allowance, Allows
 from fewbytes.running.checkpoint import VERSION

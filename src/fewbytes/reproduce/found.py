@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from fewbytes.base.errors import UserError
-from fewbytes.experiments.prepared import finished
+from fewbytes.experiments.run_folders import finished
 from fewbytes.report.folder import RunFolder
 from fewbytes.reproduce.grid import Cell, Printed
 from fewbytes.reproduce.running import folder_of, read_cell

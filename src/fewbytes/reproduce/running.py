@@ -13,7 +13,8 @@ from fewbytes.base.named import only_allowed
 from fewbytes.data import load_dataset
 from fewbytes.experiments.display import Display, console
 from fewbytes.experiments.groups import Reproducing
-from fewbytes.experiments.prepared import PreparedRun, begun, finished
+from fewbytes.experiments.prepared import PreparedRun
+from fewbytes.experiments.run_folders import begun, finished
 from fewbytes.experiments.settings import Experiment, experiment_of, make_experiment
 from fewbytes.generators import load_generator
 from fewbytes.methods import short_name

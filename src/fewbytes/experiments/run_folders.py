@@ -1,0 +1,115 @@
+"""Folders of runs: new ones, whether a run in one is finished or can be resumed, and the settings to resume it with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import lock, make_durable, make_folder
+from fewbytes.base.settings import in_file
+from fewbytes.experiments.groups import DECLARED
+from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
+from fewbytes.running.settings import ROUNDING
+
+
+def finished(folder: Path) -> bool:
+    """Whether the run in a folder is done. Raises UserError if its result.json is damaged."""
+    try:
+        return bool(json.loads((folder / "result.json").read_text())["status"] == "done")
+    except OSError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{folder / 'result.json'} is damaged: remove that run's folder to start it again") from None
+
+
+def begun(folder: Path) -> bool:
+    """Whether a folder holds a run to resume; a run without a finished round is removed. Raises UserError if another
+    process runs in it."""
+    if Checkpoints(folder).rounds():
+        return True
+    if (folder / "config.toml").exists():
+        if not (folder / "checkpoint").is_dir():
+            raise UserError(f"{folder} has lost its checkpoint: remove that folder to start the run again")
+        held = lock(folder / "checkpoint" / "lock")
+        if held is None:
+            raise UserError(f"another process is running in {folder}: wait for it, or name another --out")
+        with held:
+            shutil.rmtree(folder)
+    return False
+
+
+def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) -> dict[str, Any]:
+    """The settings to resume a run folder with: its own, and those `given` now that may change (`resumable`).
+
+    Raises UserError for others that differ.
+    """
+    if not (folder / "config.toml").exists() and (runs := sorted(folder.glob("*/config.toml"))):
+        raise UserError(
+            f"{folder} holds runs: resume one of them, such as {runs[-1].parent}, or a comparison by `fewbytes compare "
+            "--resume`"
+        )
+    read_checkpoint(folder, from_round)  # refuses other folders, and runs that cannot be resumed
+    settings = read_experiment(folder / "config.toml")
+    if "dataset" not in settings:
+        raise UserError(f"{folder} was made from Python: resume it with fewbytes.run(..., out=..., resume=True)")
+    parameters = settings.get("parameters", {}) | given.get("parameters", {})
+    made = make_experiment(settings).settings()
+    for keys in ROUNDING.values():  # of one way, one takes the place of another
+        if given.keys() & set(keys):
+            settings = {key: value for key, value in settings.items() if key not in keys}
+    new = make_experiment(settings | given | {"method": made["method"], "parameters": parameters}).settings()
+    new["method"] = given.get("method", made["method"])
+    free = {key for key in given if key in DECLARED and DECLARED[key].about.resumable}
+    for key in given.keys() - free:
+        default: Any = in_file(DECLARED[key].default) if key in DECLARED else None
+        was, now = made.get(key, default), new.get(key, default)
+        if was != now and key == "parameters":
+            key = next(each for each in was if was[each] != now[each])
+            was, now = was[key], now[key]
+        if was != now:
+            raise UserError(
+                f"{folder} was made with another {key} ({was!r}, not {now!r}): resume it without changing {key}"
+            )
+    return settings | {key: given[key] for key in free}
+
+
+def again_from(asked: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run that has not started yet: those in its file, updated with those given now."""
+    there = read_experiment(asked)
+    return there | given | {"parameters": there.get("parameters", {}) | given.get("parameters", {})}
+
+
+@contextlib.contextmanager
+def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
+    """Remove the folder made for a run if the run is refused before it starts."""
+    try:
+        yield
+    except UserError:
+        if made is not None and not (run / "config.toml").exists():
+            shutil.rmtree(made)
+        raise
+
+
+def new_folder(out: Path, name: str) -> Path:
+    """A new folder in `out`, named by the time and `name`. Raises UserError if it cannot be made."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    with contextlib.suppress(OSError):
+        make_folder(out)
+    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+        folder = out / f"{stamp}-{name}{suffix}"
+        try:
+            folder.mkdir()
+            make_durable(out)
+        except FileExistsError:
+            continue
+        except OSError:
+            break
+        return folder
+    raise UserError(f"no new run folder can be made in {out}")
