@@ -36,35 +36,35 @@ def test_what_is_no_number_of_bits_is_refused(text):
 def test_a_reply_moves_in_the_time_that_it_took_to_make():
     uplink = Uplink(UplinkBits.read("auto=100kB/s"))
     assert uplink.rate(3).bits == FIRST
-    uplink.saw(3, seconds=2.0, values=1_000_000, rate=None)
+    uplink.observe(3, seconds=2.0, values=1_000_000, rate=None)
     assert uplink.rate(3).bits == pytest.approx(8 * 100_000 * 2.0 / 1_000_000)
     assert uplink.rate(4).bits == FIRST  # of others nothing is known
-    uplink.saw(3, seconds=2000.0, values=1_000_000, rate=None)
+    uplink.observe(3, seconds=2000.0, values=1_000_000, rate=None)
     assert uplink.rate(3).bits == MOST
-    uplink.saw(4, seconds=0.001, values=1_000_000, rate=None)
+    uplink.observe(4, seconds=0.001, values=1_000_000, rate=None)
     assert uplink.rate(4).bits == LEAST
 
 
 def test_links_that_differ_are_told_apart_where_they_are_measured():
     uplink = Uplink(UplinkBits.read("auto"))
     for client, rate in ((0, 1e6), (1, 1e5)):
-        uplink.saw(client, seconds=1.0, values=4_000_000, rate=None)
+        uplink.observe(client, seconds=1.0, values=4_000_000, rate=None)
         assert uplink.rate(client).bits == FIRST  # its link is not known
-        uplink.saw(client, seconds=1.0, values=4_000_000, rate=rate)
+        uplink.observe(client, seconds=1.0, values=4_000_000, rate=rate)
     assert (uplink.rate(0).bits, uplink.rate(1).bits) == (pytest.approx(2.0), LEAST)
 
 
 def test_what_is_fixed_stays_whatever_is_measured():
     for uplink in (Uplink(UplinkBits.read(0.5)), Uplink(step=2.0), Uplink()):
         before = uplink.rate(0)
-        uplink.saw(0, seconds=1.0, values=100, rate=10.0)
+        uplink.observe(0, seconds=1.0, values=100, rate=10.0)
         assert (uplink.rate(0), uplink.picks) == (before, False)
 
 
 def test_what_cannot_be_is_passed_over():
     uplink = Uplink(UplinkBits.read("auto=1MB/s"))
     for seconds, values in ((float("nan"), 10), (float("inf"), 10), (-1.0, 10), (1.0, -5), (1.0, 0)):
-        uplink.saw(0, seconds, values, rate=None)
+        uplink.observe(0, seconds, values, rate=None)
         assert uplink.rate(0).bits == FIRST
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fewbytes as fb
-from fewbytes.core.standing import Beside, Updates
+from fewbytes.core.standing import Comparison, Updates
 from fewbytes.data import Partition, federate, federate_partition, load_dataset
 from fewbytes.experiments.display import Display
 from fewbytes.methods.parts.averaging import Model, Trained
@@ -124,9 +124,9 @@ def test_who_trains_on_more_samples_may_come_farther_and_a_lie_about_them_hides_
         times = {0: 25.0, 1: 400.0}.get(client, 1.0)
         updates.add("train", client, layout, None, Model(fb.Dense({"w": times * direction})))
     said = {0: 1000, 1: 1_000_000}
-    found = standing_out(updates.beside(lambda client: said.get(client, 20)))
+    found = standing_out(updates.comparisons(lambda client: said.get(client, 20)))
     assert found == {0: "", 1: "far too long"} | dict.fromkeys(range(2, 6), "")
-    assert standing_out(updates.beside())[0] == "far too long"
+    assert standing_out(updates.comparisons())[0] == "far too long"
 
 
 @pytest.mark.parametrize(("said", "factor"), [(100, 30), (800, 60), (800, 150), (10_000, 40), (1 << 40, 90)])
@@ -139,7 +139,7 @@ def test_claiming_samples_hides_no_long_update(said, factor):
     for client in range(10):
         update = (common + torch.randn(1000, generator=random)) / 2 * (factor if client == 9 else 1)
         updates.add("train", client, layout, None, Trained(fb.Dense({"w": update}), 100))
-    alarms, measured = Alarms(), updates.beside(lambda client: said if client == 9 else 100)
+    alarms, measured = Alarms(), updates.comparisons(lambda client: said if client == 9 else 100)
     for t in range(1, 4):
         alarms.hear(t, measured)
     assert alarms.named.keys() == {9}
@@ -163,7 +163,7 @@ def test_what_was_not_sent_counts_from_nothing_and_the_length_is_that_of_the_cha
         start, end = (torch.arange(3.0) + client, torch.arange(3.0) + 2 * client)
         reply = Trained(fb.Dense({"w": end, "v": torch.ones(1)}), 1)
         updates.add("train", client, layout, Model(fb.Dense({"w": start})), reply)
-    lengths = [each.length for each in updates.beside().values()]
+    lengths = [each.length for each in updates.comparisons().values()]
     assert lengths == pytest.approx([(square / 4) ** 0.5 for square in (1, 4, 13, 28)])  # the lower of two medians
 
 
@@ -173,16 +173,16 @@ def test_less_than_half_stand_out_by_their_length_and_nobody_among_few(factors, 
     updates, layout = Updates(size), Layout.of({"w": torch.zeros(size)})
     for client, factor in enumerate(factors):
         updates.add("train", client, layout, None, Trained(fb.Dense({"w": torch.full((size,), factor)}), 1))
-    found = standing_out(updates.beside())
+    found = standing_out(updates.comparisons())
     assert sum("long" in kind for kind in found.values()) <= len(factors) / 2
     if len(factors) < 4:
         assert not any(found.values())
 
 
 def test_one_bad_round_is_not_enough_unless_it_is_very_bad():
-    usual = {i: Beside(1.0, 0.5) for i in range(5)}
+    usual = {i: Comparison(1.0, 0.5) for i in range(5)}
     for norm, rounds in ((10.0, 3), (25.0, 1)):
         alarms, named = Alarms(), []
         for t in range(1, 4):
-            named += [t] * bool(alarms.hear(t, usual | {2: Beside(norm, 0.5)}))
+            named += [t] * bool(alarms.hear(t, usual | {2: Comparison(norm, 0.5)}))
         assert named == [rounds]

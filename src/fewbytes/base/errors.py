@@ -118,7 +118,7 @@ def one_line(error: Exception, most: int = 100_000) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", most, placeholder=" …")
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error of somebody's code says, in one line, with Python's guess of what was meant."""
     lines = list(traceback.TracebackException.from_exception(error).format_exception_only())
     return " ".join(lines[-1 - len(getattr(error, "__notes__", ())) :][:1]).strip().replace("\n", " ")

@@ -10,11 +10,11 @@ from fewbytes.base.errors import UserError
 
 def needs(what: str, extra: str, *packages: str) -> None:
     """Raises UserError if one of the packages cannot be found; `what` needs them, in people's words."""
-    missing = [package for package in packages if not is_there(package)]
+    missing = [package for package in packages if not is_installed(package)]
     if missing:
         raise UserError(f"{what} needs {' and '.join(missing)}: pip install 'fewbytes[{extra}]'")
 
 
-def is_there(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Whether a package can be found; nothing is imported."""
     return sys.modules[package] is not None if package in sys.modules else find_spec(package) is not None

@@ -13,7 +13,7 @@ import warnings
 import typer
 from rich.text import Text
 
-from fewbytes.base.errors import FewbytesError, LikelyMistake, UserError, raised_at, said, visible
+from fewbytes.base.errors import FewbytesError, LikelyMistake, UserError, error_text, raised_at, visible
 from fewbytes.base.named import look_in
 from fewbytes.cli.after import attack, export, inspect_file, probe, report
 from fewbytes.cli.machines import be_nodes, deploy
@@ -77,7 +77,7 @@ def main() -> None:
         else:
             who = (getattr(error, "__notes__", None) or ["unexpected"])[-1]  # a method's server half, in a round
             where = "; ".join(filter(None, (raised_at(error, own_code=who != "unexpected"), _debug())))
-            code = _fail(f"{who}: {said(error)}{f' ({where})' if where else ''}", 1)
+            code = _fail(f"{who}: {error_text(error)}{f' ({where})' if where else ''}", 1)
     sys.exit(code)
 
 

@@ -23,7 +23,7 @@ FEWEST = 4
 """Of fewer clients nobody's update is compared."""
 
 
-class Beside(NamedTuple):
+class Comparison(NamedTuple):
     """A client's update beside the others': its norm, in medians of all norms on the same entries, and its cosine to
     the mean of theirs."""
 
@@ -64,7 +64,7 @@ class Updates:
         flat = value.detach() if value.dim() == 1 else value.detach().reshape(-1)
         return (flat[:: self._stride] if flat.numel() > 4 * self._stride else flat).float()
 
-    def beside(self, samples: Callable[[Id], int | None] = lambda _: None) -> dict[Id, Beside]:
+    def comparisons(self, samples: Callable[[Id], int | None] = lambda _: None) -> dict[Id, Comparison]:
         """Each client's beside the others', of the handler of which most is sent, by the entries that FEWEST at least
         have sent; empty where there is none.
 
@@ -76,14 +76,14 @@ class Updates:
         counts = {i: count for i in found if (count := samples(i))}
         usual = statistics.median(counts.values()) if counts else 1.0
         times = {i: min(MOST_TIMES, max(1.0, count / usual) ** 0.5) for i, count in counts.items()}
-        return {i: Beside(length / times.get(i, 1.0), cosine) for i, (length, cosine) in found.items()}
+        return {i: Comparison(length / times.get(i, 1.0), cosine) for i, (length, cosine) in found.items()}
 
 
 def _values(calls: Sequence[Found]) -> int:
     return sum(len(value) for clients in calls for found in clients.values() for value in found.values())
 
 
-def _compared(clients: Found) -> dict[Id, Beside]:
+def _compared(clients: Found) -> dict[Id, Comparison]:
     senders = Counter((name, len(value)) for found in clients.values() for name, value in found.items())
     shared = dict(each for each, count in senders.items() if count >= FEWEST)
     if not shared:
@@ -104,4 +104,4 @@ def _compared(clients: Found) -> dict[Id, Beside]:
     own, along = products.diagonal(), products.sum(1) - products.diagonal()
     others = (products.sum() - 2 * products.sum(1) + own).clamp(min=0)  # squared, of the sum of the others'
     cosines = (along / (own.clamp(min=0) * others).sqrt().clamp(min=1e-30)).clamp(-1, 1)
-    return {i: Beside(*of) for i, *of in zip(sorted(clients), lengths.tolist(), cosines.tolist(), strict=True)}
+    return {i: Comparison(*of) for i, *of in zip(sorted(clients), lengths.tolist(), cosines.tolist(), strict=True)}

@@ -37,7 +37,7 @@ class Structures:
             alike.setdefault(handler, {}).update(shapes)
         return _minority(self._shapes.values()) or _minority(alike.values())
 
-    def strange(self) -> dict[Id, str]:
+    def outliers(self) -> dict[Id, str]:
         """The clients whose tensors are of another type or number of axes than those of the same name of more than half
         of all, and which: never so where all are honest and have one model."""
         found: dict[Id, str] = {}

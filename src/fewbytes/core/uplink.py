@@ -59,7 +59,7 @@ class _Seen:
 
 
 class Uplink:
-    """How much is kept of each client's replies. Fixed, or, by what `saw` tells, so that a reply moves in the time that
+    """How much is kept of each client's replies. Fixed, or, by what `observe` tells, so that a reply moves in the time that
     the client takes to make it; then results depend on measured seconds."""
 
     def __init__(self, bits: UplinkBits | None = None, step: float = 0.0) -> None:
@@ -82,7 +82,7 @@ class Uplink:
             return Rate(FIRST)
         return Rate(min(max(8 * link * seen.seconds / seen.values, LEAST), MOST))
 
-    def saw(self, client: int, seconds: float, values: int, rate: float | None) -> None:
+    def observe(self, client: int, seconds: float, values: int, rate: float | None) -> None:
         """Note an exchange: seconds that the client took for its reply, values it rounded, and bytes a second that
         moved either way (None: that is not known). What cannot be, as only a stranger's node says it, is passed over.
         """

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fewbytes.base.errors import UserError, listed, one_line, visible
-from fewbytes.base.extras import is_there
+from fewbytes.base.extras import is_installed
 from fewbytes.base.named import check_fetched, elsewhere, places
 from fewbytes.data.cifar import cifar_files
 from fewbytes.data.clients import Dataset, split_off_test
@@ -244,7 +244,7 @@ def _download(name: str) -> Path:
     if folder.is_dir():
         return folder
     check_fetched(name)
-    if not is_there("huggingface_hub"):
+    if not is_installed("huggingface_hub"):
         raise not_found(name, f"fetching {repo} needs huggingface_hub: pip install 'fewbytes[hub]'")
     import huggingface_hub as hub
 

@@ -130,7 +130,7 @@ class Replies:
     def _saw(self, client: Id, done: Done, moved: int, moving: float | None) -> None:
         """Note what a client's link moved, in how many seconds, where what it sends goes by that."""
         rate = None if moving is None else moved / max(moving, SHORTEST)
-        self._uplink.saw(client, done.seconds, done.rounded, rate)
+        self._uplink.observe(client, done.seconds, done.rounded, rate)
         if self._uplink.picks and client in (picked := self.step.records.measures.get(UP_BITS, {})):
             ends = dict.fromkeys(f"{end:.2g}" for end in (min(picked.values()), max(picked.values())))
             self.step.note("clients sent what their links move while they train", f"{' to '.join(ends)} bits a value")

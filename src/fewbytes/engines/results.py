@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 
-from fewbytes.base.errors import FewbytesError, MethodError, UserError, public_text, raised_at, said
+from fewbytes.base.errors import FewbytesError, MethodError, UserError, error_text, public_text, raised_at
 from fewbytes.engines.handlers import Done, Job, Runner
 from fewbytes.wire import Frame
 
@@ -21,7 +21,7 @@ def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Don
 def unable(job: Job, error: BaseException) -> Done:
     """The result of a job that raised an error: its class, unless it is one of ours, its words, in one line, and where
     in a handler's code it was raised; and what a server is told of it."""
-    text = str(error) if isinstance(error, FewbytesError) else said(error)
+    text = str(error) if isinstance(error, FewbytesError) else error_text(error)
     trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     line = text.replace("\n", " ") or type(error).__name__
     where = raised_at(error, own_code=True) if trace else ""

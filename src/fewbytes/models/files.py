@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import nn
 
 from fewbytes.base.calls import takes_argument
-from fewbytes.base.errors import MethodError, UserError, one_line, said
+from fewbytes.base.errors import MethodError, UserError, error_text, one_line
 from fewbytes.base.files import check_own, make_folder, replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.state import (
@@ -219,7 +219,7 @@ def read_model(
     except Exception as error:  # what the file says of the model may be anything, and ask for any memory
         if build is not None and not isinstance(error, (KeyError, IndexError, TypeError, AttributeError)):
             raise  # of one's own code
-        raise UserError(f"the model {path} cannot be put together: {said(error)}") from None
+        raise UserError(f"the model {path} cannot be put together: {error_text(error)}") from None
     if isinstance(model, LogitMean) and client is not None:
         member = model.members[about["recipe"]["clients"].index(client)]
         return member.eval(), {key: value for key, value in about.items() if key != "recipe"}

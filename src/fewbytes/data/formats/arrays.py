@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, listed, one_line
-from fewbytes.base.extras import is_there
+from fewbytes.base.extras import is_installed
 from fewbytes.base.unfolded import check_unfolded
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.columns import FEW
@@ -182,7 +182,7 @@ def _opened(place: Path) -> Iterator[Arrays]:
 
 def _hdf5(place: Path) -> Iterator[Arrays]:
     """The datasets of an HDF5 file and its groups, but those that are links to other files or kept in them."""
-    if not is_there("h5py"):
+    if not is_installed("h5py"):
         raise UserError(f"{place}: reading HDF5 needs h5py: pip install 'fewbytes[arrays]'", public="HDF5 needs h5py")
     h5py: Any = importlib.import_module("h5py")
 

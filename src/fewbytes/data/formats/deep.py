@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.extras import is_there
+from fewbytes.base.extras import is_installed
 
 COLOURS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}
 """Channels of a TIFF's colours, by its tag PhotometricInterpretation: grey, RGB, a palette, CMYK, YCbCr, Lab."""
@@ -34,7 +34,7 @@ def further_channel(photometric: int, channels: int, extra: Sequence[int]) -> in
 def deep_png(data: bytes) -> NDArray[Any]:
     """A PNG's pixels (height, width, channels), uint16. Raises UserError without imagecodecs, and for one that is
     damaged."""
-    if not is_there("imagecodecs"):
+    if not is_installed("imagecodecs"):
         raise UserError("has colours of 16 bits, which need imagecodecs: pip install 'fewbytes[pictures]'")
     import imagecodecs
 
@@ -51,7 +51,7 @@ def deep_tiff(data: bytes) -> NDArray[Any]:
     Raises UserError without tifffile, for several pages, for other colours than grey and RGB and other channels beside
     them than transparency, and for what it cannot read.
     """
-    if not is_there("tifffile"):
+    if not is_installed("tifffile"):
         raise UserError(
             "is a TIFF of more than 8 bits a colour, which needs tifffile: pip install 'fewbytes[pictures]'"
         )

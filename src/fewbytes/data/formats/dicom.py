@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.extras import is_there
+from fewbytes.base.extras import is_installed
 
 SUFFIXES = (".dcm", ".dicom", ".ima")
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -181,6 +181,6 @@ def _depth(path: Path) -> tuple[float, int, str]:
 
 
 def _library() -> Any:
-    if not is_there("pydicom"):
+    if not is_installed("pydicom"):
         raise UserError(f"is DICOM, which {NEEDS}", public=f"DICOM {NEEDS}")
     return importlib.import_module("pydicom")

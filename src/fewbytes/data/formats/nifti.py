@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.extras import is_there
+from fewbytes.base.extras import is_installed
 from fewbytes.base.unfolded import check_unfolded
 
 SUFFIXES = (".nii", ".nii.gz")
@@ -24,7 +24,7 @@ def is_nifti(path: Path) -> bool:
 def read_nifti(path: Path) -> NDArray[np.float32]:
     """A volume (x, y, z, channels) of the values as they are, its axes from left to right, back to front and down to
     up, whatever order the file has them in. Raises UserError, without the file's name."""
-    if not is_there("nibabel"):
+    if not is_installed("nibabel"):
         raise UserError("is NIfTI, which needs nibabel: pip install 'fewbytes[medical]'")
     nibabel: Any = importlib.import_module("nibabel")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from fewbytes.base.errors import suggestion
-from fewbytes.base.extras import is_there
+from fewbytes.base.extras import is_installed
 from fewbytes.base.unfolded import check_unfolded
 from fewbytes.data.schema import Schema, refused
 
@@ -18,7 +18,7 @@ from fewbytes.data.schema import Schema, refused
 def read(path: Path, schema: Schema) -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
     """The columns of the sheet that the schema names, or of the first, whose first row has the columns' names. Raises
     UserError without the extra, for what is no such file, and for a sheet there is not."""
-    if not is_there("python_calamine"):
+    if not is_installed("python_calamine"):
         what, remedy = "is read by python-calamine", "pip install 'fewbytes[tables]'"
         raise refused(str(path), what, remedy)
     import python_calamine

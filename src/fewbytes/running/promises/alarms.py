@@ -8,7 +8,7 @@ from typing import Any
 
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id
-from fewbytes.core.standing import FEWEST, Beside
+from fewbytes.core.standing import FEWEST, Comparison
 from fewbytes.engines.engine import Engine
 from fewbytes.running.promises.promise import Phase, Promise, Row
 
@@ -37,7 +37,7 @@ class Alarms(Promise):
         self._seen: dict[Id, list[str]] = {}
         self._called: Callable[[Id], str] = str
 
-    def hear(self, round: int, updates: Mapping[Id, Beside]) -> list[Id]:
+    def hear(self, round: int, updates: Mapping[Id, Comparison]) -> list[Id]:
         """Take a round's updates into account; who is named in it for the first time."""
         new = []
         for client, kind in standing_out(updates).items():
@@ -59,7 +59,7 @@ class Alarms(Promise):
             self._hear_line(row)
 
     def _hear_line(self, row: Row) -> list[Id]:
-        return self.hear(row["round"], {int(i): Beside(*of) for i, of in row.get("updates", {}).items()})
+        return self.hear(row["round"], {int(i): Comparison(*of) for i, of in row.get("updates", {}).items()})
 
     def begin(self, engine: Engine) -> None:
         """Learn what people call clients."""
@@ -89,7 +89,7 @@ class Alarms(Promise):
         return {"stands_out": named} if named else {}
 
 
-def standing_out(updates: Mapping[Id, Beside]) -> dict[Id, str]:
+def standing_out(updates: Mapping[Id, Comparison]) -> dict[Id, str]:
     """How each client's update stands out in a round: `long`, `far too long`, `against`, or not (empty)."""
     found = {}
     for client, (length, cosine) in updates.items():

@@ -12,7 +12,7 @@ import numpy as np
 from fewbytes.core.ledger import LeftOut
 from fewbytes.core.problem import Id
 from fewbytes.core.records import ByMetric, Gathered
-from fewbytes.core.standing import Beside
+from fewbytes.core.standing import Comparison
 from fewbytes.engines.engine import Engine
 
 Row = dict[str, Any]
@@ -32,7 +32,7 @@ class Phase:
     records: Gathered
     left_out: list[LeftOut]
     not_finite: set[str]  # handlers of which a reply held numbers that are not
-    updates: Callable[[], Mapping[Id, Beside]]
+    updates: Callable[[], Mapping[Id, Comparison]]
     noted: dict[str, str]  # by the method
     staleness: list[int]
     clock: float  # simulated seconds since the run began
@@ -50,7 +50,7 @@ class Phase:
         cohort, moved = len(np.unique(ledger.columns(before)["client"])), ledger.totals(before)
         return cls(
             step.t, phase, client, cohort, moved, step.records, step.left_out, step.not_finite,
-            partial(step.updates.beside, roster.samples_of), step.notes, step.staleness, engine.streaming.clock.now,
+            partial(step.updates.comparisons, roster.samples_of), step.notes, step.staleness, engine.streaming.clock.now,
             step.released, engine.sites.called,
         )  # fmt: skip
 
