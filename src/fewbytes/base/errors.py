@@ -163,5 +163,5 @@ def visible(text: str) -> str:
 def import_failed(error: Exception, module: str) -> str:
     """What came of importing a module of the user's by its name and taking something from it, in one line."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    there = missing is None or not f"{module}.".startswith(f"{missing}.")  # then it lacks something else
-    return one_line(error) + ("" if there else "; is its folder on PYTHONPATH?")
+    of_module = missing is None or not f"{module}.".startswith(f"{missing}.")  # then it lacks something else
+    return one_line(error) + ("" if of_module else "; is its folder on PYTHONPATH?")

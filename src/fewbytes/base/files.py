@@ -128,8 +128,8 @@ def check_own(folder: Path) -> None:
         for name in (*folders, *files):
             path = Path(place, name)
             kind = path.lstat().st_mode
-            if stat.S_ISLNK(kind) and not (there := Path(os.path.realpath(path))).is_relative_to(root):
-                raise UserError(f"{path} leads out of the folder {folder}, to {there}: put that in its place")
+            if stat.S_ISLNK(kind) and not (target := Path(os.path.realpath(path))).is_relative_to(root):
+                raise UserError(f"{path} leads out of the folder {folder}, to {target}: put that in its place")
             if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
                 raise UserError(f"{path} is a pipe or a device, which no run leaves: remove it")
 
@@ -173,12 +173,12 @@ def lock(path: Path, wait: bool = False) -> BinaryIO | None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the file at `path`, once nobody else does. Raises UserError for what is no file."""
-    held = lock(path, wait=True)
+    handle = lock(path, wait=True)
     try:
         yield
     finally:
-        if held is not None:
-            held.close()
+        if handle is not None:
+            handle.close()
 
 
 class ScratchFolder:
@@ -193,10 +193,10 @@ class ScratchFolder:
         parent = parent or Path(tempfile.gettempdir())
         for left in parent.glob(f"fewbytes-{kind}-*/lock"):
             with suppress(OSError, UserError):
-                held = lock(left) if _is_mine(left.parent) else None
-                if held is not None:
+                handle = lock(left) if _is_mine(left.parent) else None
+                if handle is not None:
                     shutil.rmtree(left.parent, ignore_errors=True)
-                    held.close()
+                    handle.close()
         self.path = Path(tempfile.mkdtemp(prefix=f"fewbytes-{kind}-", dir=parent))
         self._lock = lock(self.path / "lock")
 

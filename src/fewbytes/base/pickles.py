@@ -127,9 +127,9 @@ class _Machine:
                     if markobject in taken:
                         taken, marked, stack = taken[: taken.index(markobject)], [stack], outer.pop()
                     values = [stack.pop() for _ in taken]
-                    made = self._steps[name](*reversed(values), *marked)
+                    result = self._steps[name](*reversed(values), *marked)
                     if code.stack_after:
-                        stack.append(made)
+                        stack.append(result)
         return _fail("no end")  # pragma: no cover (genops raises first)
 
     def _named(self, module: str, attribute: str) -> Record:

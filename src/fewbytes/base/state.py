@@ -148,13 +148,13 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             raise MethodError(f"cannot load {name!r} of shape {tuple(value.shape)}: the model has {have}")
     if not state:
         return
-    held = {id(value) for value in (*model.parameters(), *model.buffers())}
-    there = [name for name in state if id(own[name]) in held]
-    if there:
+    own_tensors = {id(value) for value in (*model.parameters(), *model.buffers())}
+    present = [name for name in state if id(own[name]) in own_tensors]
+    if present:
         with torch.no_grad():
-            torch._foreach_copy_([own[name].detach() for name in there], [state[name] for name in there])
-    if made := {name: value for name, value in state.items() if id(own[name]) not in held}:
-        model.load_state_dict(made, strict=False)  # extra state, and what else modules make for their state dict
+            torch._foreach_copy_([own[name].detach() for name in present], [state[name] for name in present])
+    if extra := {name: value for name, value in state.items() if id(own[name]) not in own_tensors}:
+        model.load_state_dict(extra, strict=False)  # extra state, and what else modules make for their state dict
 
 
 class EntryMeans:
@@ -205,8 +205,8 @@ class EntryMeans:
 
     def over(self, old: State) -> State:
         """The means in place of `old`'s entries; those nobody sent stay. Raises MethodError for others."""
-        if strange := self._sums.keys() - old.keys():
-            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
+        if unknown := self._sums.keys() - old.keys():
+            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(unknown)[:3])}")
         return old | {name: mean.to(old[name].dtype) for name, mean in self.means().items()}
 
 

@@ -163,9 +163,9 @@ def _check_entries(
     if every and (missing := expected.keys() - entries.keys()):
         raise MethodError(f"its entry {min(missing)!r} is missing")
     for name, tensor in entries.items():
-        there, (dtype, shape) = tensor.dtype, expected[name]
-        if tensor.shape != shape or not (there == dtype or hidden or _may_be(there, name, expected, mixed)):
-            raise MethodError(f"its {name!r} is {_said(there, tensor.shape)}, not {_said(dtype, shape)}")
+        sent, (dtype, shape) = tensor.dtype, expected[name]
+        if tensor.shape != shape or not (sent == dtype or hidden or _may_be(sent, name, expected, mixed)):
+            raise MethodError(f"its {name!r} is {_described(sent, tensor.shape)}, not {_described(dtype, shape)}")
 
 
 def _may_be(dtype: torch.dtype, name: str, expected: Forms, mixed: bool) -> bool:
@@ -176,7 +176,7 @@ def _may_be(dtype: torch.dtype, name: str, expected: Forms, mixed: bool) -> bool
     return mixed and dtype.is_floating_point and dtype in {each for each, _ in expected.values()}
 
 
-def _said(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
 
 
@@ -198,10 +198,10 @@ def _check_data(leaf: Leaf, known: Expected) -> None:
     if OF_TRAINING in leaf.marks and samples is not None and value != samples:
         raise MethodError(f"{name} is {value}, but the client has {samples} samples to train on")
     if PRESENT in leaf.marks:
-        there = None if classes is None else {c for c, n in enumerate(classes) if n}
+        present = None if classes is None else {c for c, n in enumerate(classes) if n}
         if any(a >= b for a, b in itertools.pairwise(value)) or any(c < 0 for c in value):
             raise MethodError(f"{name} are not classes in ascending order")
-        if there is not None and (others := set(value) - there):
+        if present is not None and (others := set(value) - present):
             raise MethodError(f"{name} have class {min(others)}, of which the client has no sample")
     if COUNTS in leaf.marks and value is not None:
         counts = next(iter(leaf.tensors.values()), torch.zeros(0))

@@ -40,22 +40,22 @@ def trimmed_mean(states: Sequence[State], part: float) -> State:
     return _by_coordinate(states, lambda ordered: ordered[cut : n - cut].mean(0))
 
 
-def krum_scores(states: Sequence[State], liars: int) -> Tensor:
+def krum_scores(states: Sequence[State], malicious: int) -> Tensor:
     """s(i) of Krum, (n,): the squared distances of a state to the n - f - 2 others nearest to it, added up. Blanchard,
     El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS
     2017."""
     distances = squared_distances(states).fill_diagonal_(math.inf)
-    return distances.sort(1).values[:, : len(states) - liars - 2].sum(1)
+    return distances.sort(1).values[:, : len(states) - malicious - 2].sum(1)
 
 
-def krum(states: Sequence[State], liars: int) -> State:
+def krum(states: Sequence[State], malicious: int) -> State:
     """The state of the lowest score; of equal ones the first."""
-    return states[int(krum_scores(states, liars).argmin())]
+    return states[int(krum_scores(states, malicious).argmin())]
 
 
-def multi_krum(states: Sequence[State], liars: int) -> State:
+def multi_krum(states: Sequence[State], malicious: int) -> State:
     """The plain mean of the m = n - f states of the lowest scores (Blanchard et al. 2017, Multi-Krum)."""
-    chosen = krum_scores(states, liars).argsort(stable=True)[: len(states) - liars].sort().values.tolist()
+    chosen = krum_scores(states, malicious).argsort(stable=True)[: len(states) - malicious].sort().values.tolist()
     return weighted_mean([states[i] for i in chosen], [1.0] * len(chosen))
 
 
@@ -110,8 +110,10 @@ def _apart(
     changed: set[int] = set()
     for statistics in (False, True):
         parts = [{n: v for n, v in state.items() if is_statistic(n) == statistics} for state in states]
-        there = [i for i, part in enumerate(parts) if _values(part)]
-        for i, new in zip(there, clip([parts[i] for i in there], None if statistics else largest), strict=True):
+        with_values = [i for i, part in enumerate(parts) if _values(part)]
+        for i, new in zip(
+            with_values, clip([parts[i] for i in with_values], None if statistics else largest), strict=True
+        ):
             if new is not parts[i]:
                 found[i] |= new
                 changed.add(i)
@@ -257,8 +259,8 @@ class RobustMean:
     def over(self, old: State) -> State:
         """The same by entry, of the clients that sent it, in place of `old`'s entries; those nobody sent stay."""
         names = dict.fromkeys(name for state in self._states for name in state)
-        if strange := names.keys() - old.keys():
-            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
+        if unknown := names.keys() - old.keys():
+            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(unknown)[:3])}")
         if all(state.keys() == names.keys() for state in self._states):
             return old | self() if self._states else dict(old)
         if self.rule.name not in ENTRY_RULES:
@@ -278,11 +280,11 @@ class RobustMean:
         return norm_clipped(states, self.around, self.rule.number) if self.rule.name == "norm-clip" else states
 
     def _together(self, states: list[State], weights: list[float]) -> State:
-        borne = self.rule.bearing_fewer(self._refused())
-        rule, number = borne.name, borne.number or 0
-        if len(states) < borne.replies:
+        tolerating = self.rule.tolerating_fewer(self._refused())
+        rule, number = tolerating.name, tolerating.number or 0
+        if len(states) < tolerating.replies:
             raise TooFewReplies(
-                f"aggregate {self.rule} needs {borne.replies} replies, and {len(states)} came: resume the run when "
+                f"aggregate {self.rule} needs {tolerating.replies} replies, and {len(states)} came: resume the run when "
                 f"more can answer, or begin one with {self.rule.instead}"
             )
         if rule == "median":

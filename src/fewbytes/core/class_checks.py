@@ -35,10 +35,10 @@ def check_class(cls: type, base: type) -> None:
 def _check_frozen(cls: type, base: type) -> None:
     """Raises MethodError for a class that is no frozen dataclass, or adds hyper-parameters without being one."""
     for each in (c for c in cls.__mro__ if issubclass(c, base) and c is not base):
-        made = vars(each).get("__dataclass_params__")
+        params = vars(each).get("__dataclass_params__")
         added = any("ClassVar" not in str(kind) for kind in inspect.get_annotations(each).values())
-        must = added or made is not None or (each is cls and not dataclasses.is_dataclass(cls))
-        if must and not (made and made.frozen):
+        must = added or params is not None or (each is cls and not dataclasses.is_dataclass(cls))
+        if must and not (params and params.frozen):
             raise MethodError(
                 f"{each.__name__} is no frozen dataclass: write @dataclass(frozen=True) above class {each.__name__}"
             )

@@ -117,8 +117,8 @@ class PrivateMean:
 
     def over(self, old: State) -> State:
         """The same in place of `old`'s entries; those nobody sent stay."""
-        if strange := self.weights.keys() - old.keys():
-            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
+        if unknown := self.weights.keys() - old.keys():
+            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(unknown)[:3])}")
         return old | self() if self._like else dict(old)
 
 

@@ -32,16 +32,16 @@ def _why_not(device: str) -> str:
     What that one could not do is tried here: it cannot where this process has asked CUDA something.
     """
     if torch.device(device).type != "cpu" and not torch.cuda.is_initialized() and hasattr(os, "fork"):
-        here, there = os.pipe()
+        read_end, write_end = os.pipe()
         pid = os.fork()
         if not pid:
             try:
-                os.write(there, _tried(device).encode())
+                os.write(write_end, _tried(device).encode())
             finally:
                 os._exit(0)
-        os.close(there)
-        with os.fdopen(here, encoding="utf-8") as told:
-            why = told.read()
+        os.close(write_end)
+        with os.fdopen(read_end, encoding="utf-8") as answer:
+            why = answer.read()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code:
             return f"the process that tried it ended with {code}"

@@ -82,7 +82,7 @@ def known_metric(kind: str, name: str) -> Metric:
 def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
     """A user's own metrics by name: torchmetrics' objects, classes or functions that make one, of nothing. Raises
     UserError for anything else."""
-    made = []
+    metrics = []
     for name, what in given.items():
         make = what.clone if hasattr(what, "clone") and not isinstance(what, type) else what
         if not callable(make):
@@ -100,8 +100,8 @@ def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
             raise UserError(f"the metric {name!r} makes a {type(one).__name__}, which has no update and compute")
         higher = getattr(one, "higher_is_better", None) is not False
         bounds = getattr(one, "plot_lower_bound", None), getattr(one, "plot_upper_bound", None)
-        made.append(Metric(str(name), partial(_of_ones_own, make), higher, bounds == (0.0, 1.0)))
-    return tuple(made)
+        metrics.append(Metric(str(name), partial(_of_ones_own, make), higher, bounds == (0.0, 1.0)))
+    return tuple(metrics)
 
 
 def check_installed(metrics: Sequence[Metric]) -> None:
@@ -152,9 +152,9 @@ class _Ranked:
 
     def compute(self) -> float:
         targets = torch.cat(self._targets).bool()
-        told = targets.any(0) & ~targets.all(0)
-        if not told.any():
+        defined = targets.any(0) & ~targets.all(0)
+        if not defined.any():
             return math.nan
         with warnings.catch_warnings(action="ignore"):  # of the classes that are left out
             found: Tensor = self._measure.compute().cpu()
-        return float(found[told].mean())
+        return float(found[defined].mean())

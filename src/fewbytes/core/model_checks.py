@@ -127,8 +127,8 @@ def entered(model: nn.Module) -> Iterator[list[str]]:
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
-                said = named_module(name, module)
-                hooks.callback(module.register_forward_pre_hook(lambda *_, said=said: within.append(said)).remove)
+                title = named_module(name, module)
+                hooks.callback(module.register_forward_pre_hook(lambda *_, title=title: within.append(title)).remove)
                 hooks.callback(module.register_forward_hook(lambda *_: within.pop() and None).remove)
         yield within
 
@@ -157,5 +157,5 @@ def _frozen(module: nn.Module) -> bool:
 
 def _memory(model: nn.Module) -> set[int]:
     """Where the values of parameters and buffers lie."""
-    held = (*model.parameters(), *model.buffers())
-    return {value.untyped_storage().data_ptr() for value in held if value.layout == torch.strided and value.numel()}
+    tensors = (*model.parameters(), *model.buffers())
+    return {value.untyped_storage().data_ptr() for value in tensors if value.layout == torch.strided and value.numel()}

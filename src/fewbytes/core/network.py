@@ -103,13 +103,13 @@ def required(kind: Any) -> Any:
 class LazyMapping(Mapping[Id, Sent]):
     """A message for each of some clients, made whenever it is read."""
 
-    def __init__(self, clients: Sequence[Id], made: Callable[[Id], Sent]) -> None:
-        self._clients, self._made = dict.fromkeys(clients), made
+    def __init__(self, clients: Sequence[Id], make: Callable[[Id], Sent]) -> None:
+        self._clients, self._make = dict.fromkeys(clients), make
 
     def __getitem__(self, client: Id) -> Sent:
         if client not in self._clients:
             raise KeyError(client)
-        return self._made(client)
+        return self._make(client)
 
     def __iter__(self) -> Iterator[Id]:
         return iter(self._clients)

@@ -69,8 +69,8 @@ class Policy(Group):
 
     def check(self, clients: int) -> None:
         """Raises UserError where it excludes clients that are not among so many, or all."""
-        if strange := sorted(i for i in self.excluded if i >= clients):
-            raise UserError(f"exclude names client {strange[0]}, and there are clients 0 to {clients - 1}")
+        if unknown := sorted(i for i in self.excluded if i >= clients):
+            raise UserError(f"exclude names client {unknown[0]}, and there are clients 0 to {clients - 1}")
         if len(self.excluded) == clients:
             raise UserError("exclude names every client: nobody is left to learn from")
 

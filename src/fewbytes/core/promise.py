@@ -35,15 +35,15 @@ class Privacy:
         """
         given = dict(part.strip().partition("=")[::2] for part in text.split(","))
         try:
-            made = cls(**{key: float(value) if key in ("epsilon", "delta", "clip") else value
+            privacy = cls(**{key: float(value) if key in ("epsilon", "delta", "clip") else value
                           for key, value in given.items()})  # type: ignore[arg-type]  # fmt: skip
         except (TypeError, ValueError):
             raise UserError(f"dp is {FORM}; not {text!r}") from None
-        known = made.of in ("clients", "samples") and made.noise in ("secure", "seeded")
-        positive = 0 < made.epsilon < math.inf and 0 < made.clip < math.inf and 0 < made.delta < 1
+        known = privacy.of in ("clients", "samples") and privacy.noise in ("secure", "seeded")
+        positive = 0 < privacy.epsilon < math.inf and 0 < privacy.clip < math.inf and 0 < privacy.delta < 1
         if not (known and positive) or len(given) != text.count(",") + 1:
             raise UserError(f"dp is {FORM}, epsilon and clip above 0, delta between 0 and 1; not {text!r}")
-        return made
+        return privacy
 
     def __str__(self) -> str:
         usual = [f"{name}={plain(getattr(self, name))}" for name in ("epsilon", "delta", "clip")]

@@ -56,8 +56,8 @@ class Gathered:
         scores = {kind: possible(of, self.metrics) for kind, of in _plain(records.scores).items()}
         _add(self.scores, client, scores)
         for gathered, measured in ((self.losses, records.losses), (self.measures, records.measures)):
-            there = {name: value for name, value in _plain(measured).items() if not GREATEST < abs(value) < math.inf}
-            _add(gathered, client, there)
+            valid = {name: value for name, value in _plain(measured).items() if not GREATEST < abs(value) < math.inf}
+            _add(gathered, client, valid)
 
     def means(self) -> ByMetric:
         """By metric and kind, the mean over the clients that were scored."""

@@ -77,12 +77,12 @@ def undone(model: nn.Module) -> Iterator[None]:
         for value, version, old in values:
             if value._version != version:
                 value.copy_(old)
-    for (module, names, buffers), held in zip(parts, attributes, strict=True):
+    for (module, names, buffers), attribute_values in zip(parts, attributes, strict=True):
         module._buffers.update(buffers)
         now = vars(module)
         for name in now.keys() - names:
             del now[name]
-        for name, kept in held.items():
+        for name, kept in attribute_values.items():
             if name in names and not isinstance(kept, _Unknown) and not _same(kept, now.get(name)):
                 now[name] = kept
 

@@ -75,7 +75,7 @@ class Rule:
         """How many replies it needs: Krum 2 f + 3 (Blanchard et al. 2017)."""
         return 2 * int(self.number or 0) + 3 if self.name in ("krum", "multi-krum") else 1
 
-    def bearing_fewer(self, refused: int) -> Self:
+    def tolerating_fewer(self, refused: int) -> Self:
         """Krum, where so many liars have been found out and refused; other rules as they are."""
         if self.name not in ("krum", "multi-krum"):
             return self

@@ -261,10 +261,10 @@ def _pieces(x: Tensor | NamedTensors | LazySamples, y: Tensor) -> Iterator[Tenso
 
 
 def _digest(tensors: Iterable[Tensor]) -> bytes:
-    held = blake3()
+    digest = blake3()
     for value in tensors:
-        held.update(value.reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
-    return held.digest()
+        digest.update(value.reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+    return digest.digest()
 
 
 def _is_finite(model: nn.Module) -> bool:

@@ -30,9 +30,9 @@ class Speeds:
         ((1.0, 1.0, 10.0), [1.0, 2.0, 4.0])
         """
         if spread := re.fullmatch(r"\s*([0-9.]+)\s*x\s*", text):
-            made = cls(spread=_number(spread[1], text))
-            if made.spread >= 1:
-                return made
+            parsed = cls(spread=_number(spread[1], text))
+            if parsed.spread >= 1:
+                return parsed
             raise UserError(f"speeds are {FORM}, at least 1x; not {text!r}")
         return cls(tuple(_number(part, text) for part in text.split(",")))
 

@@ -32,10 +32,10 @@ class Structures:
     def odd(self) -> list[Id]:
         """The clients whose replies have other fields, entries, types or shapes than more than half of all with their
         model, or, if all agree with those, than more than half of all; none where there is no such half."""
-        alike: dict[Hashable, dict[Id, int]] = {}
+        by_handler: dict[Hashable, dict[Id, int]] = {}
         for (handler, _), shapes in self._shapes.items():
-            alike.setdefault(handler, {}).update(shapes)
-        return _minority(self._shapes.values()) or _minority(alike.values())
+            by_handler.setdefault(handler, {}).update(shapes)
+        return _minority(self._shapes.values()) or _minority(by_handler.values())
 
     def outliers(self) -> dict[Id, str]:
         """The clients whose tensors are of another type or number of axes than those of the same name of more than half
@@ -51,7 +51,9 @@ class Structures:
                     kinds = {k: m for (n, k), m in count.items() if n == name}
                     usual = next((k for k, m in kinds.items() if 2 * m > every[name]), kind)
                     if kind != usual:
-                        found |= dict.fromkeys(clients, f"{name} is a tensor {_said(kind)}, the others' {_said(usual)}")
+                        found |= dict.fromkeys(
+                            clients, f"{name} is a tensor {_described(kind)}, the others' {_described(usual)}"
+                        )
         return found
 
 
@@ -85,6 +87,6 @@ def _types(leaves: Sequence[Leaf]) -> frozenset[tuple[str, Kind]]:
     )
 
 
-def _said(kind: Kind) -> str:
+def _described(kind: Kind) -> str:
     """A type and a number of axes, in words."""
     return f"of {str(kind[0]).removeprefix('torch.')} with {kind[1]} axes"

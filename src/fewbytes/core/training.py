@@ -318,9 +318,9 @@ def _sgd(moved: Sequence[Tensor], velocity: Velocity, local: Local, lr: float) -
     if local.weight_decay:
         step = list(torch._foreach_add(step, list(moved), alpha=local.weight_decay))
     if local.momentum:
-        met = [(velocity[p], g) for p, g in zip(moved, step, strict=True) if p in velocity]
-        if met:
-            velocities, gradients = (list(each) for each in zip(*met, strict=True))
+        known = [(velocity[p], g) for p, g in zip(moved, step, strict=True) if p in velocity]
+        if known:
+            velocities, gradients = (list(each) for each in zip(*known, strict=True))
             if all(v.dtype.itemsize >= 4 for v in velocities):
                 torch._foreach_mul_(velocities, local.momentum)
             else:

@@ -66,12 +66,12 @@ def try_models(task: Task) -> list[str]:
     check_installed(task.problem.objective.measured)
     problem = replace(task.problem.on_cpu(), remodel=None)
     first = set(problem.clients_in(1))  # a newcomer that does not suit is refused as it comes
-    held = [(f"client {i}'s training samples", i, client.train) for i, client in enumerate(task.data.clients)]
-    held += [(f"client {i}'s test samples", i, client.test) for i, client in enumerate(task.data.clients)]
-    held += [("the server's test samples", 0, task.data.test)]
+    sets = [(f"client {i}'s training samples", i, client.train) for i, client in enumerate(task.data.clients)]
+    sets += [(f"client {i}'s test samples", i, client.test) for i, client in enumerate(task.data.clients)]
+    sets += [("the server's test samples", 0, task.data.test)]
     notes: list[str] = []
     for client in islice(problem.architectures(), MODELS):
-        alike = [each for each in held if each[2] and problem.architecture(each[1]) == problem.architecture(client)]
+        alike = [each for each in sets if each[2] and problem.architecture(each[1]) == problem.architecture(client)]
         shapes = dict.fromkeys(each[2].shape for each in alike if each[1] in first)
         for shape in islice(shapes, MODELS):
             same = [each for each in alike if each[2].shape == shape]

@@ -62,6 +62,6 @@ def give(message: Any, received: Any) -> None:
     """Give a message's dense tensors, in place, what its receivers have."""
     for ours, theirs in zip(leaves_of(message), leaves_of(received), strict=True):
         for name, tensor in ours.value.state.items() if isinstance(ours.value, Dense) else ():
-            there = theirs.value.state[name].to(tensor.device)
-            if not torch.equal(tensor, there):
-                tensor.copy_(there)
+            received_tensor = theirs.value.state[name].to(tensor.device)
+            if not torch.equal(tensor, received_tensor):
+                tensor.copy_(received_tensor)

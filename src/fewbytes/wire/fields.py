@@ -14,7 +14,7 @@ from fewbytes.base.state import State
 from fewbytes.wire.frame import MOST_ITEMS, NO_HASH, Frame, Parsed
 from fewbytes.wire.layout import Layout
 from fewbytes.wire.lossy import Lossy
-from fewbytes.wire.schema import UNMARKED, Kind, Leaf, Marks, leaves_of, said, schema_of
+from fewbytes.wire.schema import UNMARKED, Kind, Leaf, Marks, leaves_of, schema_of, type_text
 from fewbytes.wire.value import Counted, entries_of, is_wire_value
 from fewbytes.wire.values import Base, FrameReader, FrameWriter
 
@@ -54,7 +54,7 @@ def _write(kind: Kind, value: Any, writer: FrameWriter, path: str, marks: Marks 
         case "plain" if type(value) is kind.of:
             return value
     remedy = f": give {kind.of.__name__}(…)" if kind.form == "wire" else ""
-    raise TypeError(f"{path}: {with_article(type(value))} cannot travel as {with_article(said(kind.of))}{remedy}")
+    raise TypeError(f"{path}: {with_article(type(value))} cannot travel as {with_article(type_text(kind.of))}{remedy}")
 
 
 def _read(kind: Kind, item: Any, reader: FrameReader) -> Any:
@@ -101,7 +101,7 @@ def _read(kind: Kind, item: Any, reader: FrameReader) -> Any:
                 raise FrameError("length", "a field of bytes has another length than it says")
             reader.spend(item)
             return bytes(section)
-    raise FrameError("type", f"a field that must be a {said(kind.of)} is not")
+    raise FrameError("type", f"a field that must be a {type_text(kind.of)} is not")
 
 
 def pack(

@@ -36,18 +36,18 @@ class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 def _lengths() -> tuple[list[int], list[int]]:
     """By an item's first byte: its bytes at least, and how many of these, after the first, say how many more it has."""
-    least, told = [1] * 256, [0] * 256
+    least, length_bytes = [1] * 256, [0] * 256
     for tag in range(0xA0, 0xC0):
         least[tag] += tag - 0xA0  # a short text
     for first, more in ((0xC4, 0), (0xC7, 1), (0xD9, 0)):  # bytes, extensions, texts
         for i in range(3):
-            least[first + i], told[first + i] = 1 + (1 << i) + more, 1 << i
+            least[first + i], length_bytes[first + i] = 1 + (1 << i) + more, 1 << i
     for first, sizes in ((0xCA, (5, 9, 2, 3, 5, 9, 2, 3, 5, 9, 3, 4, 6, 10, 18)), (0xDC, (3, 5, 3, 5))):
         least[first : first + len(sizes)] = sizes  # numbers, short extensions; how many items arrays and maps have
-    return least, told
+    return least, length_bytes
 
 
-_LEAST, _TOLD = _lengths()
+_LEAST, _LENGTH_BYTES = _lengths()
 
 
 def _check_items(header: memoryview, most: int) -> None:
@@ -58,14 +58,14 @@ def _check_items(header: memoryview, most: int) -> None:
         if at >= header.nbytes:
             return
         tag = header[at]
-        if _TOLD[tag]:
-            at += int.from_bytes(header[at + 1 : at + 1 + _TOLD[tag]], "big")
+        if _LENGTH_BYTES[tag]:
+            at += int.from_bytes(header[at + 1 : at + 1 + _LENGTH_BYTES[tag]], "big")
         at += _LEAST[tag]
     if at < header.nbytes:
         raise FrameError("length", f"the frame's header has more than the {most} items this receiver reads")
 
 
-def _gap(length: int) -> int:
+def _padding(length: int) -> int:
     return -length % ALIGN
 
 
@@ -87,7 +87,7 @@ class Frame:
             )
         body_length = sum(part.nbytes for part in body)
         fixed = _FIXED.pack(MAGIC, MAJOR, MINOR, 0, len(header), crc32c(header), body_length, layout_hash, base_hash, 0)
-        front = fixed + struct.pack("<I", crc32c(fixed)) + header + bytes(_gap(len(header)))
+        front = fixed + struct.pack("<I", crc32c(fixed)) + header + bytes(_padding(len(header)))
         self.parts: list[memoryview] = [memoryview(front), *(part for part in body if part.nbytes)]
         hasher = blake3()
         for part in self.parts:
@@ -129,7 +129,7 @@ def _body(sections: Sequence[list[Buffer]]) -> tuple[list[memoryview], list[tupl
             checksum = crc32c(view, checksum)
         length = sum(view.nbytes for view in views)
         table.append((length, checksum))
-        body += [*views, memoryview(bytes(_gap(length)))]
+        body += [*views, memoryview(bytes(_padding(length)))]
     return body, table
 
 
@@ -144,7 +144,7 @@ class Parsed:
         view = memoryview(data).cast("B")
         major, minor, header_length, checksum, body_length, self.layout_hash, self.base_hash = _prelude(view)
         self.version = f"{major}.{minor}"
-        start = PRELUDE + header_length + _gap(header_length)
+        start = PRELUDE + header_length + _padding(header_length)
         if (most_items is not None and header_length > HEADER_CAP) or start + body_length + DIGEST != view.nbytes:
             raise FrameError("length", f"the frame's lengths do not add up to its {view.nbytes} bytes")
         header = view[PRELUDE : PRELUDE + header_length]
@@ -189,7 +189,7 @@ def _header(header: memoryview, most_items: int | None) -> Header:
 def _sections(body: memoryview, table: list[tuple[int, int]]) -> list[memoryview]:
     sections, start = [], 0
     for length, checksum in table:
-        stop = start + length + _gap(length)
+        stop = start + length + _padding(length)
         if length < 0 or stop > body.nbytes:
             raise FrameError("length", "a section reaches beyond the frame")
         section = body[start : start + length]

@@ -29,9 +29,9 @@ APART = 20  # half octaves that an axis may differ from its tensor, either way
 FINE = 16  # magnitudes below have a symbol each; from there on there are eight to an octave
 TOTAL = (1 << 12) - 1  # greatest frequency in a table
 SYMBOLS = FINE + 8 * 12
-_UNTOLD = [max(0, (s - 8) >> 3) for s in range(SYMBOLS)]
-_SPARE = np.array(_UNTOLD, np.uint8)  # lowest bits that a symbol does not tell
-_LOWEST = np.array([s if s < FINE else 8 + (s & 7) << bits for s, bits in enumerate(_UNTOLD)], np.uint16)
+_LOW_BITS = [max(0, (s - 8) >> 3) for s in range(SYMBOLS)]
+_SPARE = np.array(_LOW_BITS, np.uint8)  # lowest bits that a symbol does not tell
+_LOWEST = np.array([s if s < FINE else 8 + (s & 7) << bits for s, bits in enumerate(_LOW_BITS)], np.uint16)
 
 Shape = tuple[int, int, int]
 Kept = Sequence[Array | None]
@@ -170,8 +170,8 @@ def _numbers(magnitudes: Array, shape: Shape, kept: Array | None) -> Array:
         if own:
             others = tuple(other for other in range(3) if other != axis)
             sums = values.reshape(shape).sum(others, dtype=np.float64)
-            held = values.size // own if kept is None else np.count_nonzero(kept.reshape(shape), axis=others)
-            parts.append(np.clip(_halves(sums, held) - whole, -APART, APART))
+            per_place = values.size // own if kept is None else np.count_nonzero(kept.reshape(shape), axis=others)
+            parts.append(np.clip(_halves(sums, per_place) - whole, -APART, APART))
     return np.concatenate(parts).astype(np.int8)
 
 

@@ -197,19 +197,19 @@ def _points(values: Array, magnitudes: Array, step: Any) -> list[int]:
     points = []
     for n in range(1, POINTS + 1):
         chosen = magnitudes == n if n < POINTS else magnitudes >= n
-        there = np.abs(values[chosen]).astype(np.float64) / float(step) - magnitudes[chosen]
-        points.append(int(np.clip(np.rint(2 * FINENESS * there.mean()), -FINENESS, FINENESS)) if there.size else 0)
+        inside = np.abs(values[chosen]).astype(np.float64) / float(step) - magnitudes[chosen]
+        points.append(int(np.clip(np.rint(2 * FINENESS * inside.mean()), -FINENESS, FINENESS)) if inside.size else 0)
     return points
 
 
 def _rounded(magnitudes: Array, negative: Array, step: Any, points: Sequence[int]) -> Array:
     """What levels stand for, float32."""
-    lying = np.array([0, *points], np.float32) * np.float32(0.5 / FINENESS)
+    offsets = np.array([0, *points], np.float32) * np.float32(0.5 / FINENESS)
     out, at = np.empty(magnitudes.size, np.float32), 0
     for start in range(0, magnitudes.size, BLOCK):
         here, where = magnitudes[start : start + BLOCK], out[start : start + BLOCK]
         nonzero = np.flatnonzero(here)
-        np.take(lying, np.minimum(here, POINTS), out=where)
+        np.take(offsets, np.minimum(here, POINTS), out=where)
         where += here
         where *= np.float32(step)
         flipped = nonzero[negative[at : at + nonzero.size]]
@@ -224,14 +224,14 @@ def _step(values: Sequence[Array], places: Sequence[Place], bits: float) -> floa
     sampled = [_sampled(value, place, max(1, total // SAMPLE)) for value, place in zip(values, places, strict=True)]
     parts, folds, kept = zip(*sampled, strict=True)
     flat = np.concatenate(parts)
-    alike = kinds([np.abs(part) for part in parts], folds, kept)
+    groups = kinds([np.abs(part) for part in parts], folds, kept)
     weights = np.repeat([v.size / max(1, p.size) for v, p in zip(values, parts, strict=True)], [p.size for p in parts])
     # what tells how large levels are does not depend on the step
     wanted = max(0.5 * bits * total, bits * total - NUMBER * sum(width(fold(place.entry.shape)) for place in places))
 
     def excess(power: float) -> float:
         """How many times what is wanted a step takes, as a logarithm, which is nearly linear in that of the step."""
-        return math.log(max(1.0, entropy(_magnitudes(flat, 2.0**power), alike, weights)) / wanted)
+        return math.log(max(1.0, entropy(_magnitudes(flat, 2.0**power), groups, weights)) / wanted)
 
     power = other = 1.5 - bits
     found = at_other = excess(power)

@@ -184,19 +184,19 @@ def check_fields(cls: type) -> None:
     try:
         schema_of(cls)
     except (NameError, AttributeError) as error:
-        raise MethodError(f"the type hints of {said(cls)} cannot be resolved: {error}") from None
+        raise MethodError(f"the type hints of {type_text(cls)} cannot be resolved: {error}") from None
 
 
 def _compiled(cls: Any, known: dict[Any, Kind]) -> Kind:
     """The schema of a class; `known`: those of classes it stands in, as it may hold itself."""
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise MethodError(f"{said(cls)} cannot travel as a message, reply or state: only dataclasses do")
+        raise MethodError(f"{type_text(cls)} cannot travel as a message, reply or state: only dataclasses do")
     found = known[cls] = Kind("dataclass", cls)
     hints, fields = typing.get_type_hints(cls, include_extras=True), []
     for name in (f.name for f in dataclasses.fields(cls)):
         if (kind := _kind(hints[name], known)) is None:
             bare = typing.get_type_hints(cls)[name]
-            raise MethodError(f"{cls.__name__}.{name}: {said(bare)} cannot travel; what can: {TRAVELS}")
+            raise MethodError(f"{cls.__name__}.{name}: {type_text(bare)} cannot travel; what can: {TRAVELS}")
         marks = frozenset(mark for mark in getattr(hints[name], "__metadata__", ()) if isinstance(mark, str))
         fields.append(Field(name, kind, marks))
     found.fields = tuple(fields)
@@ -237,6 +237,6 @@ def _is_key(hint: Any) -> bool:
     return hint in PLAIN
 
 
-def said(kind: Any) -> str:
+def type_text(kind: Any) -> str:
     """A type as people write it."""
     return kind.__qualname__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)

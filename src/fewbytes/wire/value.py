@@ -132,6 +132,6 @@ def entries_of(value: Any) -> Mapping[str, Tensor]:
         return {}
     if states := value.states():
         return states
-    held = vars(value)
-    first = next((each for each in held.values() if isinstance(each, Mapping)), held)
+    attributes = vars(value)
+    first = next((each for each in attributes.values() if isinstance(each, Mapping)), attributes)
     return {name: tensor for name, tensor in first.items() if isinstance(tensor, Tensor)}

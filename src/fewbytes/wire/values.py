@@ -130,12 +130,12 @@ class FrameWriter:
         if lossy and self.lossy is not None and EXACT in self.marks:
             self.lossy.left += sum(value.numel() for value in tensors)
         elif lossy and self.lossy is not None:
-            known = [_there(base, place) for place in places]
+            known = [_base_values(base, place) for place in places]
             rounded = round_values(self, tensors, places, known, self.lossy, self.path, self._lasting)
         ways = bytes(len(places)) if rounded is None else rounded[0]
         left = [place for place, way in zip(places, ways, strict=True) if not way]
         exact = [value for value, way in zip(tensors, ways, strict=True) if not way]
-        header = self.numbers(exact, [_words(base, place) for place in left])
+        header = self.numbers(exact, [_base_words(base, place) for place in left])
         return header if rounded is None else [ROUNDED, *rounded, header]
 
     def _lasting(self, entry: Entry) -> bool:
@@ -251,7 +251,7 @@ class FrameReader:
                 self.spend(
                     max(4, dtype.itemsize) * sum(place.size for place, way in zip(places, ways, strict=True) if way)
                 )
-                bases = [_there(self.base, place) for place in places]
+                bases = [_base_values(self.base, place) for place in places]
                 rounded = rounded_values(self, [ways, *rest[:3]], places, bases)
                 left = [place for place, value in zip(places, rounded, strict=True) if value is None]
                 exact = iter(self._exact(rest[3], dtype, left))
@@ -260,7 +260,7 @@ class FrameReader:
 
     def _exact(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> Sequence[Tensor]:
         sizes = [place.size for place in places]
-        bases = [None] * len(places) if self.base is None else [_words(self.base, place) for place in places]
+        bases = [None] * len(places) if self.base is None else [_base_words(self.base, place) for place in places]
         flat = self.numbers(header, dtype, sizes, bases)
         return flat.split_with_sizes(sizes)
 
@@ -297,7 +297,7 @@ def _filled(bases: Sequence[Array | None], sizes: Sequence[int], width: int) -> 
     return [np.zeros(n, f"u{width}") if base is None else base for n, base in zip(sizes, bases, strict=True)]
 
 
-def _there(base: Base | None, place: Place) -> Tensor | None:
+def _base_values(base: Base | None, place: Place) -> Tensor | None:
     """What a message holds at a place, flat."""
     tensor = None if base is None else base.tensor(place.entry)
     if tensor is None:
@@ -306,7 +306,7 @@ def _there(base: Base | None, place: Place) -> Tensor | None:
     return flat if place.kept is None else flat[torch.from_numpy(place.kept)]
 
 
-def _words(base: Base | None, place: Place) -> Array | None:
+def _base_words(base: Base | None, place: Place) -> Array | None:
     """The same as bits."""
     known = None if base is None else base.words(place.entry)
     return known if known is None or place.kept is None else known.take(np.flatnonzero(place.kept))

@@ -6,7 +6,7 @@ from typing import Any
 
 RAW, PLANES, DIFFERENCES, ROUNDED, CHANGES = 0, 1, 2, 3, 4
 """Codings of numbers (`fewbytes.wire.coding`; ROUNDED: some of them are rounded, `fewbytes.wire.lossy`)."""
-SPARED, ITSELF, DIFFERENCE = 0, 1, 2
+UNROUNDED, ITSELF, DIFFERENCE = 0, 1, 2
 """How a tensor of them travels: unchanged, rounded, or its difference rounded."""
 CODINGS = {
     RAW: "raw", PLANES: "planes", DIFFERENCES: "difference to the base", CHANGES: "what differs from the base"
@@ -53,9 +53,9 @@ def numbers(header: Any) -> str:
     kind, *rest = header
     if kind == ROUNDED:
         ways, step, _, _, exact = rest
-        parts = [f"{len(ways) - ways.count(SPARED)} of {len(ways)} tensors in steps of {step:.3g}"]
+        parts = [f"{len(ways) - ways.count(UNROUNDED)} of {len(ways)} tensors in steps of {step:.3g}"]
         parts += [f"{ways.count(DIFFERENCE)} as differences to the base"] if DIFFERENCE in ways else []
-        return f"rounded: {', '.join(parts)}" + (f"; the others: {numbers(exact)}" if SPARED in ways else "")
+        return f"rounded: {', '.join(parts)}" + (f"; the others: {numbers(exact)}" if UNROUNDED in ways else "")
     how = CODINGS[kind] + (f", a {mask(rest[0])}" if len(rest) == 2 else "")
     flags = rest[-1] if rest else []
     return how + (f" ({', '.join('zstandard' if flag else 'raw' for flag in flags)}; lowest first)" if rest else "")

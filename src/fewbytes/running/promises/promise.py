@@ -50,7 +50,8 @@ class Phase:
         cohort, moved = len(np.unique(ledger.columns(before)["client"])), ledger.totals(before)
         return cls(
             step.t, phase, client, cohort, moved, step.records, step.left_out, step.not_finite,
-            partial(step.updates.comparisons, roster.samples_of), step.notes, step.staleness, engine.streaming.clock.now,
+            partial(step.updates.comparisons, roster.samples_of), step.notes, step.staleness,
+            engine.streaming.clock.now,
             step.released, engine.sites.called,
         )  # fmt: skip
 
