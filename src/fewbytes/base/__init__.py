@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, files, named randomness, state, units."""
+"""Foundations of all other packages: errors, files, named randomness, state, units."""

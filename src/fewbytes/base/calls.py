@@ -1,4 +1,4 @@
-"""Functions of other people's: what they take."""
+"""Signatures of users' functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def takes_argument(function: Callable[..., Any]) -> bool:
-    """Whether a function wants the client's id: it has a parameter that must be given."""
+    """Whether a function needs the client's id: it has a parameter without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

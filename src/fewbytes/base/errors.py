@@ -1,4 +1,4 @@
-"""The errors a user can mend, each said in one clear line."""
+"""Errors that users can fix, each with a clear one-line message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class FewbytesError(Exception):
-    """Base of every error this package raises on purpose; its text is one line for the user.
+    """Base of all errors this package raises on purpose; the text is one line for the user.
 
     >>> import fewbytes as fb
     >>> try:
@@ -25,7 +25,7 @@ class FewbytesError(Exception):
 class UserError(FewbytesError):
     """The user's input was wrong: an option, a file, a data set. The command line exits with code 2.
 
-    `public`: the same without what is in the user's data, as a node tells it to its server; None: nothing is.
+    `public`: the text without anything from the user's data, which a node sends to its server; None: no such text.
 
     >>> import fewbytes as fb
     >>> fb.FedAvg(lr=-1)
@@ -40,7 +40,7 @@ class UserError(FewbytesError):
 
 @contextmanager
 def of_data() -> Iterator[None]:
-    """What fails within, as a site's data are read, holds names of files, rows and values, whoever raises it."""
+    """Errors raised inside, while a site's data are read, may name files, rows and values, whatever their class."""
     try:
         yield
     except Exception as error:
@@ -51,9 +51,9 @@ def of_data() -> Iterator[None]:
 
 
 def public_text(error: BaseException) -> str:
-    """What a server is told of an error at a site: the words that were chosen for it (`public`), those of our own
-    errors, which hold nothing of data that are not read (`of_data`), and of all others the class and where in one's own
-    code they were raised, as their words may quote what they failed at."""
+    """The text about a site's error that the server receives: `public` if set, or the text of our own error unless
+    raised while data are read (`of_data`). For all others the class, and where in the user's code it was raised: their
+    text may quote data."""
     if (public := getattr(error, "public", None)) is not None:
         return str(public)
     if isinstance(error, UserError):
@@ -64,11 +64,11 @@ def public_text(error: BaseException) -> str:
 
 
 class LikelyMistake(UserWarning):
-    """Something that runs, but hardly as its author meant."""
+    """Code that runs, but probably not as its author intended."""
 
 
 class MethodError(FewbytesError):
-    """A method broke the contract of `fewbytes.core.method`, or one of its handlers raised.
+    """A method broke the contract of `fewbytes.core.method`, or one of its handlers raised an error.
 
     >>> import fewbytes as fb
     >>> fb.Mean()()
@@ -97,36 +97,36 @@ class FrameError(FewbytesError):
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
-    """Names for an error, not too many."""
+    """Names for an error text, at most `most` of them."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the known name closest to a misspelt one, or nothing."""
+    """` (did you mean 'x'?)` for the known name closest to a misspelt one, or an empty text."""
     spelt = {each.casefold(): each for each in known}
     close = difflib.get_close_matches(name.casefold(), list(spelt), n=1)
     return f" (did you mean {spelt[close[0]]!r}?)" if close else ""
 
 
 def named(value: object) -> str:
-    """A value of the wrong kind, briefly: a text or a number itself, of all else the type."""
+    """A value of the wrong kind for an error text: texts and numbers as they are, of all else the type."""
     return repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
 
 
 def one_line(error: Exception, most: int = 100_000) -> str:
-    """What somebody else's code raised, in one line of whole words and so many characters at most."""
+    """An error from foreign code in one line of whole words, at most `most` characters."""
     return textwrap.shorten(f"{type(error).__name__}: {error}", most, placeholder=" …")
 
 
 def error_text(error: BaseException) -> str:
-    """What an error of somebody's code says, in one line, with Python's guess of what was meant."""
+    """The text of an error from foreign code, in one line, with Python's suggestion for a misspelt name."""
     lines = list(traceback.TracebackException.from_exception(error).format_exception_only())
     return " ".join(lines[-1 - len(getattr(error, "__notes__", ())) :][:1]).strip().replace("\n", " ")
 
 
 def raised_at(error: BaseException, own_code: bool = False) -> str:
-    """Where an error was raised: in the user's own code, if it passed there, else in ours rather than a library's, or,
-    if only `own_code` is asked for, nothing."""
+    """Where an error was raised: in the user's code if the traceback passes there, else in ours rather than a
+    library's; with `own_code`, an empty text if not in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).parents[1])
     mine = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename[:1] != "<"]
@@ -137,31 +137,31 @@ def raised_at(error: BaseException, own_code: bool = False) -> str:
 
 
 def with_article(kind: type | str) -> str:
-    """A class with its article, as errors name it."""
+    """A class name with its article, for error texts."""
     name = kind if isinstance(kind, str) else kind.__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
 def returned(value: object) -> str:
-    """What a function gave back that should have given something else."""
+    """The value that a function returned instead of the expected one, for error texts."""
     return "nothing (is `return` missing?)" if value is None else with_article(type(value))
 
 
 def cleaned(text: str | None, most: int = 300) -> str:
-    """Somebody else's words for a line of ours, such as what a client's node says: at most so many characters, and
-    none that steers a terminal, hides or turns the text around."""
+    """Untrusted text for one line of output, such as a message from a client's node: at most `most` characters, without
+    characters that control a terminal, hide or reverse the text."""
     printable = "".join(c if c.isprintable() else " " for c in (text or "")[: 4 * most])
     return " ".join(printable.split())[:most]
 
 
 def visible(text: str) -> str:
-    """Text that may hold somebody else's words, of any length, without characters that steer a terminal, hide or turn
-    the text around; its lines stay."""
+    """Untrusted text of any length, without characters that control a terminal, hide or reverse the text; keeps its
+    lines."""
     return text if text.isprintable() else "".join(c for c in text if c.isprintable() or c in "\n\t\u00a0\u3000")
 
 
 def import_failed(error: Exception, module: str) -> str:
-    """What came of importing a module of the user's by its name and taking something from it, in one line."""
+    """Why importing a user's module by name, and reading an attribute of it, failed, in one line."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    of_module = missing is None or not f"{module}.".startswith(f"{missing}.")  # then it lacks something else
+    of_module = missing is None or not f"{module}.".startswith(f"{missing}.")  # else another module is missing
     return one_line(error) + ("" if of_module else "; is its folder on PYTHONPATH?")

@@ -1,4 +1,4 @@
-"""Says in one line which extra brings a package that is not installed."""
+"""Checks for optional packages; the error names the extra that installs a missing one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fewbytes.base.errors import UserError
 
 
 def needs(what: str, extra: str, *packages: str) -> None:
-    """Raises UserError if one of the packages cannot be found; `what` needs them, in people's words."""
+    """Raises UserError if one of the packages is missing; `what` is the feature that needs them, in words."""
     missing = [package for package in packages if not is_installed(package)]
     if missing:
         raise UserError(f"{what} needs {' and '.join(missing)}: pip install 'fewbytes[{extra}]'")
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be found; nothing is imported."""
+    """Whether a package is installed; nothing is imported."""
     return sys.modules[package] is not None if package in sys.modules else find_spec(package) is not None

@@ -1,4 +1,4 @@
-"""Files that are never half-written, folders that are never left behind, used twice at once or somebody else's."""
+"""Files that are never half-written; folders of this account that one process uses at a time and that are removed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import BinaryIO
 
 from fewbytes.base.errors import UserError
 
-if sys.platform != "win32":  # nothing is locked there
+if sys.platform != "win32":  # without locks
     import fcntl
 
 
-SIDE_BY_SIDE = 16  # files that are synced at once
+SIDE_BY_SIDE = 16  # number of files synced at the same time
 
 
 @contextmanager
 def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
-    """A file to write that takes `path`'s place when the block ends well, and leaves nothing when it does not.
+    """A file to write that replaces `path` when the block succeeds, and is removed when it fails.
 
-    In a folder that only its owner can enter it is its owner's to read. `sync`: survive a loss of power too.
+    Only the owner can read it in a folder that only its owner can enter. `sync`: survive a power failure too.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         mode = 0o666 if path.parent.stat().st_mode & 0o077 else 0o600
-        temporary.unlink(missing_ok=True)  # of a process that had this number; whatever it is, it is not written to
+        temporary.unlink(missing_ok=True)  # left by a process that had the same id; whatever it is, never write to it
         with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             yield file
             if sync:
@@ -48,20 +48,20 @@ def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
 
 
 def make_durable(*paths: Path) -> None:
-    """Have these files and the names in these folders survive a loss of power."""
+    """Make these files, and the names in these folders, survive a power failure."""
     with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
         for each in begin_syncing(paths, threads):
             each.result()
 
 
 def begin_syncing(paths: Iterable[Path], threads: ThreadPoolExecutor) -> list[Future[None]]:
-    """Begin to make these files and the names in these folders durable, side by side: a file system commits together
-    what is asked for at once. Each raises OSError, with its path, where that fails."""
+    """Start syncing these files and the names in these folders in parallel: a file system commits simultaneous requests
+    together. Each future raises OSError, with its path, on failure."""
     return [threads.submit(_sync, path) for path in paths]
 
 
 def make_all_durable(folder: Path) -> None:
-    """As `make_durable`, of a folder, its name, and all that is in it."""
+    """`make_durable` for a folder, its name, and everything in it."""
     inside = (path for path in folder.rglob("*") if path.is_dir() or path.is_file())
     make_durable(folder.parent, folder, *inside)
 
@@ -77,7 +77,7 @@ def _sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that are gone have left half-written in a folder and those below it."""
+    """Remove half-written files of terminated processes in a folder and its subfolders."""
     for path in folder.rglob(".*.tmp"):
         number = path.suffixes[-2][1:] if len(path.suffixes) > 1 else ""
         if number.isdecimal() and not _running(int(number)):
@@ -85,20 +85,20 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _running(number: int) -> bool:
-    """Whether a process of that number runs on this machine."""
+    """Whether a process with this id runs on this machine."""
     try:
         os.kill(number, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # somebody else's
+    except OSError:  # of another account
         return True
     return True
 
 
 def private_folder(path: Path) -> None:
-    """`make_folder`, of one that only its owner can enter. Raises UserError for a link or another account's folder.
+    """`make_folder` that only its owner can enter. Raises UserError for a link or another account's folder.
 
-    Another account's counts as ours if nobody else can enter it: some file systems give all files one owner.
+    Accepts another account's folder if nobody else can enter it: some file systems report one owner for all files.
     """
     make_folder(path, mode=0o700)
     about = path.lstat()
@@ -107,12 +107,12 @@ def private_folder(path: Path) -> None:
     if about.st_mode & 0o077 and sys.platform != "win32":
         if about.st_uid not in (os.geteuid(), 0):
             raise UserError(f"{path} belongs to another account: remove it, or choose another folder")
-        with suppress(OSError):  # a file system that knows no modes
+        with suppress(OSError):  # a file system without modes
             path.chmod(0o700)
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it, unless they are there; what was made survives a loss of power."""
+    """Make a folder and its parents where they are missing; new folders survive a power failure."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=mode, exist_ok=True)
@@ -121,8 +121,8 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def check_own(folder: Path) -> None:
-    """Raises UserError for a link out of a folder of ours, and for a pipe or a device in it, as a stranger's may have:
-    nothing is read or written elsewhere, or waited for. The folder may be a link itself, or absent."""
+    """Raises UserError for a link that leads out of a run's folder, and for a pipe or device in it. An untrusted folder
+    may have them; so nothing is read or written elsewhere, or blocks. `folder` itself may be a link, or missing."""
     root = folder.resolve()
     for place, folders, files in os.walk(root):
         for name in (*folders, *files):
@@ -135,9 +135,9 @@ def check_own(folder: Path) -> None:
 
 
 def open_plain(path: str, flags: int) -> int:
-    """An `opener` for `open`: makes and opens a regular file at this very place, without waiting for anybody.
+    """An `opener` for `open`: creates and opens a regular file at exactly this path, without blocking.
 
-    Raises UserError for a link, a pipe, a socket or a device, as others can put in a folder that they share.
+    Raises UserError for a link, pipe, socket or device, which other users may put into a shared folder.
     """
     try:
         wanted = flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -156,11 +156,11 @@ _NO_FILE = "{} is a link, a pipe or a device, where a file of this program's is 
 
 
 def lock(path: Path, wait: bool = False) -> BinaryIO | None:
-    """Hold the file at `path` until what is returned is closed, or this process and its children are gone.
+    """Lock the file at `path` until the returned file is closed, or this process and its children have ended.
 
-    None if somebody else holds it, unless `wait`. Raises UserError for what is no file.
+    Returns None if another process has the lock, unless `wait`. Raises UserError if `path` is not a regular file.
     """
-    file = open(path, "ab", opener=open_plain)  # noqa: SIM115 (open as long as the lock is held)
+    file = open(path, "ab", opener=open_plain)  # noqa: SIM115 (open as long as it is locked)
     try:
         if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -172,7 +172,7 @@ def lock(path: Path, wait: bool = False) -> BinaryIO | None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the file at `path`, once nobody else does. Raises UserError for what is no file."""
+    """Lock the file at `path`, waiting for other processes. Raises UserError if it is not a regular file."""
     handle = lock(path, wait=True)
     try:
         yield
@@ -182,11 +182,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class ScratchFolder:
-    """A temporary folder that goes with its process: `close` removes it, or, after a kill -9, the next one made.
+    """A temporary folder of one process: `close` removes it, or, after a kill -9, the next one created does.
 
-    It is made in `parent`, by default the system's folder for temporary files, with `kind` in its name. All accounts
-    share that one: what looks like a folder left there is touched only if this account alone can have made and filled
-    it.
+    It is created in `parent` (default: the system's folder for temporary files), with `kind` in its name. All accounts
+    share that folder: a leftover is touched only if nobody but this account can have created and filled it.
     """
 
     def __init__(self, kind: str, parent: Path | None = None) -> None:
@@ -201,20 +200,20 @@ class ScratchFolder:
         self._lock = lock(self.path / "lock")
 
     def close(self) -> None:
-        """Remove the folder and all that is in it."""
+        """Remove the folder and its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
 
 
 def _is_mine(folder: Path) -> bool:
-    """Whether this is a folder, no link to one, of this account's that no other can enter."""
+    """Whether this is a folder (not a link) of this account that no other account can enter."""
     about = folder.lstat()
     alone = sys.platform == "win32" or (about.st_uid == os.geteuid() and not about.st_mode & 0o077)
     return stat.S_ISDIR(about.st_mode) and alone
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file at once, or not at all."""
+    """Write a text file atomically."""
     with replacing(path) as file:
         file.write(text.encode())

@@ -1,4 +1,4 @@
-"""Hugging Face's transformers, quiet and only where used: the library, and tokenizers."""
+"""Hugging Face's transformers, silenced and imported only on use: the library, and tokenizers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.named import check_fetched, elsewhere, places
 
-HUB_SECONDS = 5.0  # to learn whether the hub answers at all
+HUB_SECONDS = 5.0  # to check whether the hub answers at all
 
 
 def transformers() -> Any:
-    """The library, without its progress bars and advice. Raises UserError if it is not installed."""
+    """The library, without progress bars and advice. Raises UserError if it is not installed."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the fork of workers
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -30,12 +30,12 @@ def transformers() -> Any:
 
 
 def located(name: str) -> Path:
-    """The folder of that name under FEWBYTES_DATA, else of that path; else where what the Hugging Face hub has of that
-    name lies, once fetched: settings, tokenizer and safetensors. Raises UserError if there is nothing."""
+    """The folder `name` under FEWBYTES_DATA, else at that path; else the download of `name` from the Hugging Face hub:
+    settings, tokenizer and safetensors. Raises UserError if there is none."""
     for folder in places(name):
         if folder.is_dir():
             return folder
-    if elsewhere():  # else what was fetched before may be named
+    if elsewhere():  # else an earlier download may be named
         check_fetched(name)
     try:
         import huggingface_hub as hub
@@ -45,11 +45,11 @@ def located(name: str) -> Path:
             return Path(fetch(local_files_only=True))
         except hub.errors.LocalEntryNotFoundError:
             check_fetched(name)
-            hub.HfApi().model_info(name, timeout=HUB_SECONDS)  # without a network the download may try for minutes
+            hub.HfApi().model_info(name, timeout=HUB_SECONDS)  # without a network the download may retry for minutes
             return Path(fetch())
     except UserError:
         raise
-    except Exception as error:  # the hub's client fails in many ways: no network, offline mode, no such name, disk full
+    except Exception as error:  # many kinds: no network, offline mode, no such name, disk full
         raise UserError(
             f"there is no folder {name!r}, and fetching it from the hub failed ({one_line(error, 160)}): name a "
             "folder with the model and its tokenizer"
@@ -57,27 +57,27 @@ def located(name: str) -> Path:
 
 
 def read_tokenizer(place: str) -> Any:
-    """The tokenizer in a folder, or of that name on the hub (`located`). Raises UserError if there is none."""
+    """The tokenizer in a folder, or with that name on the hub (`located`). Raises UserError if there is none."""
     folder = located(place)
     try:
         return transformers().AutoTokenizer.from_pretrained(folder)
     except UserError:
         raise
-    except Exception as error:  # files that are no tokenizer's, in many ways
+    except Exception as error:  # files that are not a tokenizer's fail in many ways
         raise UserError(f"{folder} holds no tokenizer ({one_line(error, 160)}): --tokenizer names another") from None
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """32 characters that are equal for tokenizers that cut all text alike."""
+    """32 characters that are equal for tokenizers that split all texts equally."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         rules = repr(sorted(tokenizer.get_vocab().items()))
-    else:  # of its last call, not its own: to how many tokens it cut
+    else:  # state of its last call, not its own: the number of tokens
         rules = json.dumps(json.loads(backend.to_str()) | {"truncation": None, "padding": None})
     return hashlib.sha256(rules.encode()).hexdigest()[:32]
 
 
 def padding_token(tokenizer: Any) -> int:
-    """The id of what short texts are filled up with: the tokenizer's own, else what ends a text, else 0."""
+    """The id that pads short texts: the tokenizer's padding token, else its end-of-text token, else 0."""
     own = tokenizer.pad_token_id
     return int(own if own is not None else tokenizer.eos_token_id or 0)

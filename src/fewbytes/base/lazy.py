@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when the first of them is used: the command line's help needs no torch."""
+"""Packages that import their public names on first use: the command line's help needs no torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def names_of(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package whose module `names` imports all that is public, and lists it."""
+    """`__getattr__` and `__dir__` of a package whose module `names` imports and lists everything public."""
 
     def get(name: str) -> Any:
         names, here = importlib.import_module(f"{package}.names"), vars(sys.modules[package])
         if name == "__all__" or name in names.__all__:
             return getattr(names, name)
-        if name in here:  # a module of the package's, which has been imported now
+        if name in here:  # a module of the package, imported by now
             return here[name]
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""Code and files that settings name: whoever runs a command may name any, a file or another machine only some."""
+"""Code and files that settings name: the user may name any, a file or another machine only allowed ones."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fewbytes.base.errors import UserError
 
 
 class _Allowed(NamedTuple):
-    """What may be named: modules, `package.module:attribute` and, unless `anywhere`, folders beside FEWBYTES_DATA's."""
+    """What may be named: modules, `package.module:attribute` and, unless `anywhere`, folders besides FEWBYTES_DATA."""
 
     names: tuple[str, ...]
     anywhere: bool
 
 
-_allowed: ContextVar[_Allowed | None] = ContextVar("allowed", default=None)  # None: the user names things himself
+_allowed: ContextVar[_Allowed | None] = ContextVar("allowed", default=None)  # None: the user chose the names
 
 
 @contextmanager
 def only_allowed(*names: str, anywhere: bool = True) -> Iterator[None]:
-    """What is named within comes from elsewhere: of code of one's own only that of `names` is imported, which are
-    modules (with all below them) or `package.module:attribute`. Unless `anywhere`, files and folders are those under
-    FEWBYTES_DATA, and in the folders among the `names`. Within another such block its names are allowed, too.
+    """Names inside the block come from a file or another machine. Of the user's code only `names` can be imported:
+    modules (with their submodules) or `package.module:attribute`. Unless `anywhere`, files and folders must be under
+    FEWBYTES_DATA or in folders among the `names`. A nested block also allows its parent's names.
     """
     outer = _allowed.get() or _Allowed((), True)
     given = tuple(name for name in names if name)
@@ -40,18 +40,18 @@ def only_allowed(*names: str, anywhere: bool = True) -> Iterator[None]:
 
 
 MODULES = "FEWBYTES_MODULES"
-"""In the environment, for processes that are started, too: the folder in which modules that are named may lie."""
+"""Environment variable, also read by child processes: the folder in which named modules may be."""
 
 
 def look_in(folder: str) -> None:
-    """Modules that are named may lie in this folder, too. It comes onto Python's path once one there is named, and
-    last: a folder of a stranger may hold a torch.py."""
+    """Allow named modules in this folder, too. It is added to the end of Python's path, and only when a module in it is
+    named: an untrusted folder may have a torch.py."""
     os.environ[MODULES] = folder
 
 
 def imported(name: str) -> Any:
-    """What `package.module:attribute` names. Raises UserError if nobody here named it, or another module is called so,
-    and what importing raises."""
+    """The object that `package.module:attribute` names. Raises UserError if the name is not allowed here or another
+    module has the same name, and any error of the import."""
     module, _, attribute = name.partition(":")
     allowed = _allowed.get()
     if allowed is not None and not any(one in (module, name) or module.startswith(f"{one}.") for one in allowed.names):
@@ -73,8 +73,8 @@ def imported(name: str) -> Any:
 
 
 def places(name: str) -> list[Path]:
-    """Where a file or folder called so may be: under FEWBYTES_DATA, else that path. Raises UserError for one that a
-    server names and that is neither under FEWBYTES_DATA nor allowed here."""
+    """Possible paths of a file or folder: under FEWBYTES_DATA, else the path itself. Raises UserError if a server names
+    one that is neither under FEWBYTES_DATA nor allowed here."""
     root = os.environ.get("FEWBYTES_DATA")
     found = [*([Path(root).expanduser() / name] if root else []), Path(name).expanduser()]
     if elsewhere() and not _is_allowed(name):
@@ -86,8 +86,8 @@ def places(name: str) -> list[Path]:
 
 
 def check_fetched(name: str) -> None:
-    """Raises UserError if a server or a file names what would have to be fetched from the hub, and that is not allowed
-    here: whoever has it there would learn who reads the file."""
+    """Raises UserError if a server or a file names something to download from the hub that is not allowed here: the
+    name's owner on the hub would learn who reads the file."""
     if elsewhere() and not _is_allowed(name):
         raise UserError(_not_here(name))
     if _allowed.get() is not None and not _is_allowed(name):
@@ -98,7 +98,7 @@ def check_fetched(name: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raises UserError if a file names another machine to work with, and nobody here did."""
+    """Raises UserError if a file names another machine to connect to, and the user did not."""
     if (allowed := _allowed.get()) is not None and address not in allowed.names:
         raise UserError(
             f"{address!r} is a machine that a file names, not you: nothing is sent there. If you trust it, name it "
@@ -107,7 +107,7 @@ def check_address(address: str) -> None:
 
 
 def elsewhere() -> bool:
-    """Whether a server names what is named, so that errors must not tell what else lies here."""
+    """Whether the names come from a server, so that errors must not reveal which other files are here."""
     return (allowed := _allowed.get()) is not None and not allowed.anywhere
 
 

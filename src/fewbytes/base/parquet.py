@@ -1,4 +1,4 @@
-"""Parquet files that unfold to far more than they are on disk, refused before they fill the memory."""
+"""Refuse Parquet files that would be far larger in memory than on disk, before they fill it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fewbytes.base.unfolded import check_unfolded
 
 
 def check_parquet(path: Path) -> None:
-    """Raises UserError for a file that says, before any of it is read, that it unfolds to too much: by its rows and
-    columns, 8 bytes a value, or by the bytes of its parts. Raises what pyarrow does for a file that is none."""
+    """Raises UserError for a file whose metadata, read before its data, give too large a size in memory: by rows and
+    columns, 8 bytes a value, or by the bytes of its parts. Raises pyarrow's errors for other files."""
     about = pq.read_metadata(path)
     parts = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
     check_unfolded(path, max(8 * about.num_rows * about.num_columns, parts), f"{about.num_rows:,} rows, ")
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A file's columns, or all. Raises UserError as `check_parquet`, and for texts that are stored once and repeated to
-    too much; else what pyarrow raises."""
+    """A file's columns, or all. Raises UserError as `check_parquet` does, and for repeated texts, stored once, that
+    become too large; else pyarrow's errors."""
     check_parquet(path)
     schema = pq.read_schema(path)
     words = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]

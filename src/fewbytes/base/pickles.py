@@ -1,8 +1,8 @@
-"""Pickles read as plain data: a pickle is a program for a stack machine, followed without calling anything.
+"""Pickles read as plain data: a pickle is a program for a stack machine, which runs here without calling anything.
 
-NVIDIA's generators come as pickles that hold the source code of their classes, which unpickling would run; CIFAR comes
-as pickles, too. Here the instructions are followed by a machine of our own: what a pickle would call is either one of a
-few known ways to write down tensors, arrays and containers, or (of networks) becomes a `Record`, or is refused by name.
+NVIDIA's generators are pickles that contain the source code of their classes, which unpickling would run; CIFAR is
+distributed as pickles, too. A stack machine of our own follows the instructions here. Each call in a pickle is one of a
+few known constructors of tensors, arrays and containers, or (in networks) becomes a `Record`, or is refused by name.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from torch import Tensor
 
 from fewbytes.base.errors import UserError
 
-INSTRUCTIONS = 1_000_000  # a real file has up to some 300,000; one costs a file a byte and us up to a hundred
+INSTRUCTIONS = 1_000_000  # real files have up to 300,000; each costs one byte of file, and up to a hundred of memory
 
 
 @dataclass(eq=False)
 class Record:
-    """Stands for a class, a function or an object: its name, and the object's attributes. It does nothing."""
+    """A placeholder for a class, a function or an object: its name, and the object's attributes. It does nothing."""
 
     name: str
     state: dict[str, Any] = field(default_factory=dict)
 
 
 def read_pickle(path: Path) -> Any:
-    """What a pickle of networks (protocol 3 or later) holds: containers, numbers, tensors, arrays, `Record`s.
+    """The contents of a pickle of networks (protocol 3 or later): containers, numbers, tensors, arrays, `Record`s.
 
-    Modules and other objects of PyTorch and of the networks' own packages become records, sets become lists; sources
-    of classes are dropped. Memory while it is read: up to twice the file's size, and at most some 100 MB more.
-    Raises UserError for a file that is no pickle, is damaged, or names anything else.
+    Modules and other objects of PyTorch and of the networks' own packages become records, sets become lists; class
+    sources are dropped. Peak memory: up to twice the file's size, or about 100 MB more. Raises UserError for a file
+    that is no pickle, is damaged, or names anything else.
     """
     return _read(path, _Machine(_networks(), _RECORDS), b"\x80")
 
 
 def read_arrays(path: Path) -> Any:
-    """What a pickle of Python 2, or of protocol 3 and later, holds: containers, numbers, text and NumPy arrays only.
+    """The contents of a pickle of Python 2, or of protocol 3 or later: containers, numbers, text, NumPy arrays.
 
-    Strings that Python 2 wrote are bytes. Memory and errors as of `read_pickle`.
+    Python 2's strings become bytes. Memory and errors: see `read_pickle`.
     """
     return _read(path, _Machine(_arrays(), set()))
 
@@ -62,7 +62,7 @@ def _read(path: Path, machine: _Machine, start: bytes = b"") -> Any:
         raise UserError(f"{path} {error}") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except Exception as error:  # the instructions are the file's, and so is every mistake in following them
+    except Exception as error:  # the instructions come from the file, and so does any error in following them
         raise UserError(f"{path} is a damaged or truncated pickle, or none") from error
 
 
@@ -70,8 +70,8 @@ _LITERALS = {
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "UNICODE",
     "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8",
 }  # fmt: skip
-_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # Python 2's, which pickletools decodes as Latin-1
-# What makes a record. StyleGAN-XL's discriminators have hooks, which dill writes down as functions to be put together.
+_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # Python 2's strings, which pickletools decodes as Latin-1
+# Calls that become records. StyleGAN-XL's discriminators have hooks, which dill writes as functions to reassemble.
 _RECORDS = {
     "torch", "torchvision", "timm", "dnnlib", "torch_utils", "training", "pg_modules", "feature_networks", "dill",
     "builtins.getattr", "builtins.setattr",
@@ -81,7 +81,7 @@ _RECORDS = {
 class _Machine:
     """The stack machine of the pickle format.
 
-    `meanings` says by name what a call stands for; of `records`, packages and names, a call becomes a `Record`.
+    `meanings`: functions that replace calls, by name; calls of packages and names in `records` become `Record`s.
     """
 
     def __init__(self, meanings: Mapping[str, Callable[..., Any]], records: Set[str]) -> None:
@@ -92,7 +92,7 @@ class _Machine:
         }  # fmt: skip
 
     def run(self, stream: Any) -> Any:
-        """Follow the instructions up to STOP and return the value on top of the stack."""
+        """Follow the instructions up to STOP and return the top of the stack."""
         stack: list[Any] = []
         outer: list[list[Any]] = []  # the stacks below each mark
         memo: dict[int, Any] = {}
@@ -105,7 +105,7 @@ class _Machine:
                     stack.append(argument)
                 case name if name in _STRINGS:
                     stack.append(argument.encode("latin-1"))
-                case "PROTO" | "FRAME" | "BINPERSID":  # a persistent identifier stands for what it identifies
+                case "PROTO" | "FRAME" | "BINPERSID":  # a persistent identifier becomes the object it identifies
                     pass
                 case "PUT" | "BINPUT" | "LONG_BINPUT":
                     memo[argument] = stack[-1]
@@ -150,7 +150,7 @@ def _fail(reason: str) -> Any:
 
 
 def _name(text: Any) -> str:
-    """A name with dots, short enough for a message."""
+    """A dotted name, short enough for a message."""
     if not isinstance(text, str) or len(text) > 100 or not all(part.isidentifier() for part in text.split(".")):
         _fail("no name")
     return str(text)
@@ -165,7 +165,7 @@ def _sizes(numbers: Any) -> tuple[int, ...]:
 def _extend(target: Any, values: list[Any]) -> Any:
     if isinstance(target, list):
         target.extend(values)
-    elif not isinstance(target, Record):  # a record of a class derived from list: its items are not kept
+    elif not isinstance(target, Record):  # a record of a class derived from list: its items are dropped
         _fail("items for something that is no list")
     return target
 
@@ -174,7 +174,7 @@ def _set_items(target: Any, pairs: Sequence[Any]) -> Any:
     if isinstance(target, Record):
         return target
     keys, values = pairs[::2], pairs[1::2]
-    # No tuples here, and nowhere is one hashed, compared or printed: tuples of the same tuples of ... take for ever.
+    # No tuples: none is ever hashed, compared or printed, which takes for ever for tuples of the same tuples of ...
     if not isinstance(target, dict) or not all(
         key is None or isinstance(key, str | bytes | int | float) for key in keys
     ):
@@ -184,7 +184,7 @@ def _set_items(target: Any, pairs: Sequence[Any]) -> Any:
 
 
 def _build(target: Any, state: Any) -> Any:
-    """Give an object its attributes. Nothing is copied, or one dictionary given to many would fill the memory."""
+    """Set an object's attributes. Nothing is copied: one dictionary for many objects would fill the memory."""
     match target:
         case Record():
             target.state = state if isinstance(state, dict) else {}
@@ -199,7 +199,7 @@ def _build(target: Any, state: Any) -> Any:
             if state[1] not in ("<", "|", b"<", b"|") or state[2:5] != (None, None, None):
                 _fail("numbers that are not little-endian")
         case dict():
-            pass  # attributes of a dictionary
+            pass  # attributes of a dictionary are dropped
         case _:
             _fail("attributes for something that has none")
     return target
@@ -214,11 +214,11 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "SETITEM": lambda target, *pair: _set_items(target, pair), "SETITEMS": _set_items,
     "BUILD": _build, "POP": lambda _: None, "POP_MARK": lambda _: None,
 }  # fmt: skip
-"""What the other instructions make of the values they take off the stack, those above a mark as one list."""
+"""Functions for the other instructions; arguments are the values they pop, those above a mark as one list."""
 
 
 def _arrays() -> dict[str, Callable[..., Any]]:
-    """What each known call of NumPy makes of its arguments."""
+    """Functions that replace the known calls of NumPy."""
     return {
         "numpy.ndarray": _fail,
         "numpy.core.multiarray._reconstruct": lambda *_: np.empty(0, np.int8),
@@ -229,8 +229,8 @@ def _arrays() -> dict[str, Callable[..., Any]]:
 
 
 def _networks() -> dict[str, Callable[..., Any]]:
-    """What each known call makes of its arguments."""
-    storages: dict[bytes, Tensor] = {}  # so that one storage asked for many times is held once
+    """Functions that replace the known calls in networks."""
+    storages: dict[bytes, Tensor] = {}  # so that a storage used many times is in memory once
 
     def storage(payload: bytes) -> Tensor:
         if not isinstance(payload, bytes):
@@ -253,7 +253,7 @@ def _networks() -> dict[str, Callable[..., Any]]:
 
 
 def _persistent(meta: dict[str, Any]) -> Record:
-    """An object of a class that travels as source code, which is left unread."""
+    """An object of a class that is stored as source code, which is not read."""
     return Record(_name(meta["class_name"]), meta["state"] if isinstance(meta["state"], dict) else {})
 
 
@@ -278,7 +278,7 @@ _STORAGES = {
 def _storage(payload: bytes) -> Tensor:
     """The numbers of one storage, as `torch.save` wrote it before it wrote zip files.
 
-    Five pickles (magic number, version, system, the identifier of the storage, its key), an int64 count, the numbers.
+    The format: five pickles (magic number, version, system, storage id, its key), an int64 count, the numbers.
     """
     stream = io.BytesIO(payload)
     machine = _Machine({}, _RECORDS)
@@ -296,6 +296,6 @@ def _storage(payload: bytes) -> Tensor:
 
 
 def _tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
-    if math.prod(_sizes(size)) > len(storage):  # a stride of 0 would make much of little
+    if math.prod(_sizes(size)) > len(storage):  # with a stride of 0 a small storage could become a huge tensor
         _fail("a tensor that is larger than its storage")
     return storage.as_strided(size, stride, offset)

@@ -1,4 +1,4 @@
-"""What hyper-parameters may be, said in their types: `tau: Share = 0.5`, or `Annotated[float, msgspec.Meta(gt=0)]`."""
+"""Ranges of hyper-parameters, given in their types: `tau: Share = 0.5`, or `Annotated[float, msgspec.Meta(gt=0)]`."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ Whole = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Several = Annotated[int, Meta(ge=2)]
 OF_TRAINING = "of training"
-MOST_SAMPLES = 1 << 40  # of a client of which nothing is known
+MOST_SAMPLES = 1 << 40  # limit for a client with an unknown number
 Samples = Annotated[int, Meta(ge=1, le=MOST_SAMPLES), OF_TRAINING]
-"""Of a reply: how many samples the client has to train on. The engine refuses another number than it knows of."""
+"""Marks a reply's field: the client's number of training samples. The engine refuses any but the known one."""
 SENT, WHOLE, PART = "as sent", "the model's", "of the model"
-"""Of a reply's wire values, as in `theta: Annotated[Dense, SENT]`: they hold, all so marked together, every entry of
-the message; every entry of the client's model; or some of these; each in its type and shape, and no other."""
+"""Marks of a reply's wire values, as in `theta: Annotated[Dense, SENT]`. All values so marked have, together,
+exactly the message's entries; the client's model's; or some of the model's, in the same types and shapes."""
 MODEL = "the model itself"
-"""Of a message's wire value: entries of the client's model, from which it goes on as they are. A node can tell how far
-they are from the first ones (`max-drift`); of a message with any other numbers it cannot."""
+"""Marks a message's wire value: entries of the client's model, which the client uses unchanged. A node can measure
+their distance from the first model (`max-drift`), but not for messages with any other numbers."""
 LEARNT, STATISTICS = "learnt", "statistics"
-"""Beside SENT or WHOLE: of these entries those that are parameters; or those that are not, such as batch
-normalisation's statistics. LEARNT alone: parameters, of whatever names."""
+"""Used with SENT or WHOLE: only parameters among these entries; or only the others, such as batch normalisation's
+statistics. LEARNT alone: parameters of any names."""
 COUNTS = "counts of classes"
-"""Of a reply's wire value: one integer tensor that says how many training samples the client has of each class. None is
-below zero, and the engine refuses other numbers than it knows of, of each class or of all together."""
+"""Marks a reply's wire value: one integer tensor with the client's number of training samples in each class. The engine
+refuses negative numbers, and numbers other than the known ones, per class or in total."""
 PRESENT = "classes held"
-"""Of a reply's list of integers: classes, ascending, each once, of which the client has training samples as far as the
-engine knows."""
+"""Marks a reply's list of integers: distinct classes, ascending. The engine checks that the client is known to have
+training samples of each."""
 
 EXACT = "exact"
-"""Of wire values of a message or reply: a run that rounds what travels leaves these as they are."""
+"""Marks wire values of a message or reply that are never rounded."""
 FRESH = "fresh"
-"""Of the same: they do not go on from round to round, so what rounding them loses is not sent later."""
+"""Marks wire values that are new each round: what their rounding loses is not sent later."""
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def check_ranges(settings: Any) -> None:
-    """Raises UserError for a field of a dataclass that is not what its type says.
+    """Raises UserError for a field of a dataclass whose value does not match its type.
 
     >>> from dataclasses import dataclass
     >>> from fewbytes.base.ranges import Share, check_ranges
@@ -70,10 +70,10 @@ def check_ranges(settings: Any) -> None:
 
 
 def wrong(kind: Any, value: Any) -> str:
-    """What a hyper-parameter of a type is, as in `must be above 0`, if this value is not; else nothing.
+    """The rule a value violates, such as `must be above 0`; empty if the value is valid for the hyper-parameter's type.
 
-    A number of type float is finite. Types other than bool, int, float, str, dataclasses, Literal, and Annotated and
-    unions of them, are not looked at.
+    Floats must be finite. Other types than bool, int, float, str, dataclasses, Literal, and Annotated and unions of
+    them, are not checked.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -88,7 +88,7 @@ def wrong(kind: Any, value: Any) -> str:
         return "" if value is None else "is none"
     plain, limits = (args[0], [arg for arg in args if isinstance(arg, Meta)]) if origin is Annotated else (kind, [])
     if isinstance(plain, type) and not isinstance(value, plain):
-        if hasattr(plain, "read"):  # of text, as in `fewbytes.base.settings`
+        if hasattr(plain, "read"):  # read from text, as in `fewbytes.base.settings`
             return "must be text"
         if dataclasses.is_dataclass(plain):
             return f"must be a {plain.__name__}"
@@ -109,7 +109,7 @@ def wrong(kind: Any, value: Any) -> str:
 
 
 def _range(limits: list[Meta]) -> str:
-    """The range of a number, as people write it."""
+    """The range of a number, in words."""
     words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
     ends = {name: end for meta in limits for name in words if (end := getattr(meta, name)) is not None}
     low, high = ends.get("gt", ends.get("ge")), ends.get("lt", ends.get("le"))
@@ -119,7 +119,7 @@ def _range(limits: list[Meta]) -> str:
 
 
 def described(kind: Any) -> str:
-    """What a hyper-parameter of a type may be, in words: `number in (0, 1]`, `one of sgd, adam`."""
+    """The allowed values of a hyper-parameter's type, in words: `number in (0, 1]`, `one of sgd, adam`."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join("none" if arg is types.NoneType else described(arg) for arg in args)

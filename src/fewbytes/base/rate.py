@@ -1,4 +1,4 @@
-"""How much of the values that travel is kept."""
+"""How precisely travelling values are kept."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Way = Literal["uplink", "downlink"]
 
 
 class Rate(msgspec.Struct, array_like=True, frozen=True):
-    """How much of values is kept: about so many `bits` of each, or else what is left in steps of `step` root mean
-    squares of what is rounded. False: all."""
+    """Precision of rounding: about `bits` per value, or else steps of `step` root mean squares of the rounded values.
+    False if nothing is rounded."""
 
     bits: float = 0.0
     step: float = 0.0

@@ -1,7 +1,7 @@
-"""Settings, each declared once: its name, type with range, default, and one line for people.
+"""Settings, each declared once: name, type with range, default, and a one-line help text.
 
-A group of settings is a frozen dataclass, a `Group`, whose fields are made by `setting`. The command line's options,
-config.toml, result.json, Flower's run config, keyword arguments in Python and all checks follow from it.
+A group of settings is a frozen dataclass, a `Group`, whose fields are made by `setting`. It defines the command line's
+options, config.toml, result.json, Flower's run config, Python's keyword arguments and all checks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ GroupType = TypeVar("GroupType", bound="Group")
 
 @dataclass(frozen=True)
 class Text:
-    """How values of a type are written in one line, as metadata of its `Annotated`. A class needs none that has a class
-    method `read` of text, which raises UserError, and writes the same by str().
+    """How values of a type are written in one line, as metadata of its `Annotated`. Not needed for a class with a class
+    method `read` of text, which raises UserError, and a matching str().
 
-    `read` raises ValueError for what is not `like` a value. `kinds`: the types of what is read.
+    `read` raises ValueError for a text that is not `like` a value. `kinds`: the types that `read` returns.
     """
 
     like: str
@@ -38,7 +38,7 @@ class Text:
 
 
 def text_of(kind: Any) -> Text | None:
-    """How values of a type are written, if not as they are."""
+    """How values of a type are written as text; None: no text form."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return next((each for each in args[1:] if isinstance(each, Text)), None) or text_of(args[0])
@@ -50,7 +50,7 @@ def text_of(kind: Any) -> Text | None:
 
 
 def in_file(value: Any) -> Any:
-    """A setting's value as files have it."""
+    """A setting's value as stored in files."""
     return str(value) if _reads(type(value)) else value
 
 
@@ -64,11 +64,11 @@ Names = Annotated[Sequence[str], NAMES]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a group says of one field, besides its name, type and default.
+    """What a group declares about a field, besides its name, type and default.
 
-    `key`: its name in files and on the command line. `option`: how the command line spells it; None: not at all.
-    `resumable`: may be another when a run is resumed, as no result depends on it while all clients answer.
-    `brief`: config.toml and result.json name it only where it is not the default.
+    `key`: its name in files and on the command line. `option`: its spelling on the command line; None: no option.
+    `resumable`: may change when a run is resumed, as no result depends on it while all clients answer. `brief`: left
+    out of config.toml and result.json where it equals the default.
     """
 
     help: str
@@ -80,7 +80,7 @@ class Setting:
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:
-    """A field of a group: its default and, as in `Setting`, all else."""
+    """A field of a group: its default and the arguments of `Setting`."""
     about = {Setting: Setting(help, **more)}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=about)
@@ -89,7 +89,7 @@ def setting(default: Any, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class Declared:
-    """A setting as its group declares it."""
+    """A setting as declared by its group."""
 
     name: str
     kind: Any
@@ -98,15 +98,15 @@ class Declared:
 
     @functools.cached_property
     def text(self) -> Text | None:
-        """As `text_of` its type."""
+        """`text_of` its type."""
         return text_of(self.kind)
 
     def is_text(self, value: Any) -> bool:
-        """Whether a value is how one of its type is written."""
+        """Whether a value is in the text form of its type."""
         return self.text is not None and isinstance(value, self.text.kinds) and not isinstance(value, bool)
 
     def read(self, key: str, given: Any) -> Any:
-        """A value that a file or the command line has, as one of its type. Raises UserError, which names the key."""
+        """Convert a value from a file or the command line to its type. Raises UserError, which names the key."""
         value = given
         if self.text is not None and self.is_text(given):
             try:
@@ -124,7 +124,7 @@ class Declared:
 
 
 def reads_text(group: type[GroupType]) -> type[GroupType]:
-    """A group whose settings may be given as text, too, where it is made."""
+    """Let a group's constructor accept settings as text, too."""
     init = group.__init__
 
     @functools.wraps(init)
@@ -140,20 +140,20 @@ def reads_text(group: type[GroupType]) -> type[GroupType]:
 
 @dataclass(frozen=True)
 class Group:
-    """Base of groups of settings. Fields that no `setting` made are arguments in Python only."""
+    """Base of groups of settings. Fields not made by `setting` are arguments in Python only."""
 
     title: ClassVar[str] = ""
-    """What the group is called in --help."""
+    """The group's title in --help."""
     given: ClassVar[str] = ""
-    """How Python gives one of its settings, as in fb.run(…, {}); empty: by making the group."""
+    """How Python passes one of its settings, as in fb.run(…, {}); empty: to the group's constructor."""
 
     def __post_init__(self) -> None:
-        """Check values by their types. Raises UserError."""
+        """Check values against their types. Raises UserError."""
         check_ranges(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Made of keyword arguments. Raises UserError for one there is not."""
+        """A group from keyword arguments. Raises UserError for an unknown one."""
         names = [f.name for f in dataclasses.fields(cls)]
         for name in values:
             if name not in names:
@@ -174,18 +174,18 @@ class Group:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Made of values by key, as files or the command line have them, as text too. Raises UserError.
+        """A group from values by key, as in files or on the command line, also as text. Raises UserError.
 
-        Keys of other groups are left alone.
+        Ignores keys of other groups.
         """
         return cls(**{each.name: each.read(key, values[key]) for key, each in cls.declared().items() if key in values})
 
     def written(self) -> dict[str, Any]:
-        """By key, as files have them, every setting that has a value, but for brief ones at their default."""
+        """By key, in the form of files, every setting that has a value, except brief ones at their default."""
         return {key: in_file(value) for key, value in self._named().items()}
 
     def in_text(self) -> dict[str, Any]:
-        """As `written`, where only plain values, and tables of them, can stand."""
+        """Like `written`, for files that can only have plain values, and tables of them."""
         declared = self.declared()
         return {
             key: value if (text := declared[key].text) is None else text.write(value)
@@ -202,7 +202,7 @@ class Group:
 
 
 def whole_numbers(separator: str, like: str) -> Text:
-    """Whole numbers with a separator between them."""
+    """Whole numbers, separated by `separator`."""
 
     def read(text: str) -> list[int]:
         if not re.fullmatch(rf"\s*[0-9]+\s*({separator}\s*[0-9]+\s*)*", text):

@@ -1,4 +1,4 @@
-"""Named tensors: taking them from a model, putting them back, averaging them."""
+"""Named tensors: reading them from a model, loading them into it, averaging them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fewbytes.base.errors import MethodError
 
 M = TypeVar("M", bound=nn.Module)
 State = dict[str, Tensor]
-"""A model's tensors by name (parameters and buffers), or any other named tensors."""
-EXTRA = "_extra_state"  # how PyTorch names a module's extra state
+"""A model's tensors by name (parameters and buffers), or other named tensors."""
+EXTRA = "_extra_state"  # PyTorch's name for a module's extra state
 
 
 def mark_trained(model: nn.Module) -> None:
-    """Note of every parameter whether it is trained (requires gradients), and which buffers hold numbers that are not
-    finite, such as a causal mask's: what is not trained, and what has no mean, neither travels nor changes."""
+    """Mark every parameter as trained (requires gradients) or not, and buffers with non-finite numbers, such as a
+    causal mask, as constant. Untrained and constant entries neither travel nor change."""
     for p in model.parameters():
         p.trained = p.requires_grad  # type: ignore[attr-defined]
     for module in model.modules():
@@ -31,9 +31,9 @@ def mark_trained(model: nn.Module) -> None:
 
 
 def all_entries(model: nn.Module) -> State:
-    """Every tensor of the model's state dict by name, the model's own wherever it is one.
+    """All tensors of the model's state dict by name; the model's own tensors, not copies, where possible.
 
-    Extra state (PyTorch's `get_extra_state`) that is no tensor of numbers is left out.
+    Leaves out extra state (PyTorch's `get_extra_state`) that is not a tensor of numbers.
     """
     return {
         name: value
@@ -43,16 +43,16 @@ def all_entries(model: nn.Module) -> State:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained by name, of shared ones the first."""
+    """The trained parameters by name; shared ones under their first name."""
     return {name: p for name, p in model.named_parameters() if _trained(p)}
 
 
 def trained_entries(model: nn.Module) -> State:
-    """The model's own tensors that travel, by name: parameters that are trained, and the buffers beside them.
+    """The model's own tensors that travel, by name: trained parameters and the buffers that belong to them.
 
-    A buffer (batch normalisation's statistics) belongs to its module; where that has no parameters, to the innermost
-    module around it that has some. It travels if one of those is trained, and its numbers were all finite when the
-    model was made. What has several names (tied weights) travels by the first.
+    A buffer (batch normalisation's statistics) belongs to its module; if that has no parameters, to the innermost
+    enclosing module that has some. It travels if one of those is trained and its numbers were finite when the model was
+    made. A tensor with several names (tied weights) travels under the first.
     """
     entries: State = {}
     seen = {
@@ -78,14 +78,14 @@ def frozen_entries(model: nn.Module) -> State:
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """32 characters that are equal for models whose `frozen_entries` are; empty if there are none."""
+    """32 characters that are equal for models with equal `frozen_entries`; empty if there are none."""
     still = {name: copied(value) for name, value in frozen_entries(model).items()}
     return blake3(save(still)).hexdigest()[:32] if still else ""
 
 
 def in_training(model: M) -> M:
-    """The model in training mode, but for modules whose buffers do not travel: statistics that no other end of the
-    wire would have stand still, and normalise as they will when the model is used."""
+    """The model in training mode, except for modules whose buffers do not travel: their statistics are missing at the
+    other end, so they stay fixed and normalise as they will in use."""
     model.train()
     if not all(_trained(p) for p in model.parameters()):
         for name, module in model.named_modules():
@@ -107,7 +107,7 @@ def _learns(model: nn.Module, name: str) -> bool:
 
 
 def state_of(model: nn.Module, keep: Callable[[str], bool] | None = None) -> State:
-    """A copy of the model's entries that travel (`trained_entries`), contiguous, on the CPU; `keep` chooses by name.
+    """A contiguous copy of the model's entries that travel (`trained_entries`), on the CPU; `keep` selects by name.
 
     >>> import fewbytes as fb
     >>> import torch
@@ -124,12 +124,12 @@ def copied(value: Tensor) -> Tensor:
 
 
 def zeros_for_sums(value: Tensor) -> Tensor:
-    """Zeros like a tensor, in float32 if it is of narrower numbers, in which sums and moments would be lost."""
+    """Zeros like a tensor, at least in float32: sums and moments would lose precision in narrower types."""
     return torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
 
 
 def gradients_of(model: nn.Module) -> State:
-    """A copy of the parameters' gradients, contiguous, on the CPU; zeros for a parameter that has none."""
+    """A contiguous copy of the parameters' gradients, on the CPU; zeros for a parameter without a gradient."""
     return {
         name: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else copied(p.grad)
         for name, p in model.named_parameters()
@@ -137,7 +137,7 @@ def gradients_of(model: nn.Module) -> State:
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy `state` into the model's entries of the same names; the model's other entries stay as they are.
+    """Copy `state` into the model's entries with the same names; other entries keep their values.
 
     Raises MethodError for a name the model does not have or a shape that differs (nothing is broadcast).
     """
@@ -154,25 +154,25 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             torch._foreach_copy_([own[name].detach() for name in present], [state[name] for name in present])
     if extra := {name: value for name, value in state.items() if id(own[name]) not in own_tensors}:
-        model.load_state_dict(extra, strict=False)  # extra state, and what else modules make for their state dict
+        model.load_state_dict(extra, strict=False)  # extra state, and others that modules create
 
 
 class EntryMeans:
-    """The weighted mean of each entry over the states that have it: memory of a few models, however many are added.
+    """The weighted mean of each entry over the states that have it; takes the memory of a few models.
 
-    Sums are in float64, in the order added; a mean is rounded once, to the entry's type, of counters to whole numbers.
-    The mean of equal values is that value, bit for bit: what float64 cannot hold wider is summed as it differs from the
-    first value added.
+    Sums are in float64, in the order added. A mean is rounded once, to the entry's type; counters to whole numbers. The
+    mean of equal values is exactly that value: types that float64 cannot widen are summed as differences from the first
+    value.
     """
 
     def __init__(self) -> None:
         self.weights: dict[str, float] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._sums: State = {}
-        self._first: State = {}  # of float64 and integers
+        self._first: State = {}  # for float64 and integers
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Add one state, of any entries, which counts as `weight` of them."""
+        """Add one state, with any entries, with a `weight`."""
         for name, value in state.items():
             new = name not in self._sums
             if new and (value.dtype == torch.float64 or not value.is_floating_point()):
@@ -180,7 +180,7 @@ class EntryMeans:
             if name in self._first:
                 first = self._first[name]
                 wide = value.double() - first.double() if value.is_floating_point() else value.long() - first.long()
-                value = wide.masked_fill_(value == first, 0).double()  # an infinite one less itself is not 0
+                value = wide.masked_fill_(value == first, 0).double()  # infinity minus itself is not 0
             if new:
                 self._sums[name], self._dtypes[name] = value.double() * weight, state[name].dtype
                 self.weights[name] = weight
@@ -189,7 +189,7 @@ class EntryMeans:
                 self.weights[name] += weight
 
     def means(self) -> State:
-        """The means of what was added, by entry."""
+        """The mean of each entry."""
         return {name: self._mean(name) for name in self._sums}
 
     def _mean(self, name: str) -> Tensor:
@@ -198,22 +198,22 @@ class EntryMeans:
             first, away = self._first[name], mean
             if dtype.is_floating_point:
                 mean = torch.where(away == 0, first, first + away)
-            else:  # rounded as a whole, so that the order of clients does not matter, where float64 can hold it
+            else:  # rounded as a whole, independent of the clients' order, where float64 is exact
                 whole = first.long()
                 mean = torch.where(whole.abs() < 1 << 52, (whole + away).round().long(), whole + away.round().long())
         return mean.to(dtype)
 
     def over(self, old: State) -> State:
-        """The means in place of `old`'s entries; those nobody sent stay. Raises MethodError for others."""
+        """`old` with its entries replaced by means where a client sent them. Raises MethodError for unknown entries."""
         if unknown := self._sums.keys() - old.keys():
             raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(unknown)[:3])}")
         return old | {name: mean.to(old[name].dtype) for name, mean in self.means().items()}
 
 
 class Mean:
-    """The weighted mean of states with the same entries, added one at a time, as `EntryMeans` has it of each.
+    """The weighted mean of states with the same entries, added one at a time; see `EntryMeans`.
 
-    Calling it returns the mean.
+    Call it to get the mean.
 
     >>> import fewbytes as fb
     >>> import torch
@@ -229,7 +229,7 @@ class Mean:
         self._shapes: dict[str, torch.Size] | None = None
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Add one state with a `weight` above 0. Raises MethodError if names or shapes differ from the first one's."""
+        """Add one state with a `weight` above 0. Raises MethodError if names or shapes differ from the first's."""
         if not weight > 0:
             raise MethodError(f"a mean needs weights above 0, got {weight}")
         shapes = {name: value.shape for name, value in state.items()}
@@ -241,7 +241,7 @@ class Mean:
         self._means.add(state, weight)
 
     def __call__(self) -> State:
-        """The mean of what was added. Raises MethodError if nothing was."""
+        """The mean of all added states. Raises MethodError if there is none."""
         if not self._shapes:
             raise MethodError("a mean of nothing: no client replied")
         return self._means.means()

@@ -1,4 +1,4 @@
-"""Randomness by name: a generator for (seed, who, when, what), whatever ran before it."""
+"""Named randomness: a generator for (seed, client, round, purpose), independent of what ran before."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def stream_seed(seed: int, *names: int | str) -> int:
 
 
 def stream(seed: int, *names: int | str) -> np.random.Generator:
-    """The named stream's generator: no engine, worker count or resumption shifts it."""
+    """The named stream's generator: independent of engine, number of workers and resuming."""
     return np.random.default_rng(stream_seed(seed, *names))
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's global generators, those of GPUs where this process has opened any.
+    """Seed torch's global generators, and those of GPUs if this process uses any.
 
-    torch.manual_seed would walk the call stack where none is open, and asking whether there are any keeps the processes
-    that are forked from this one from opening theirs.
+    Without an open GPU, torch.manual_seed would walk the call stack; and querying for GPUs here would keep forked child
+    processes from using theirs.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -42,8 +42,8 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Whatever is drawn in the block, the global generators of torch, Python and numpy are then as before, and those of
-    GPUs, where this process uses any."""
+    """Restore the global generators of torch, Python and numpy after the block, and those of GPUs if this process uses
+    any."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
@@ -55,7 +55,7 @@ def untouched() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, *names: int | str) -> Iterator[None]:
-    """What is drawn in the block comes from the named stream; all global generators are then as before."""
+    """Draw from the named stream inside the block; restore all global generators afterwards."""
     with untouched():
         seed_all(stream_seed(seed, *names))
         yield

@@ -1,4 +1,4 @@
-"""How much a file of somebody's may take in memory: what is packed well may be far more than it looks."""
+"""Limits on the memory that untrusted files take: well-compressed files may be far larger than they look."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from fewbytes.base.errors import UserError
 
 MOST_BYTES, MOST_TIMES = 1 << 30, 100
-"""A file may unfold to so many bytes, or to so many times its own size, if that is more."""
+"""A file may take this many bytes in memory, or this many times its own size, whichever is larger."""
 
 
 def check_unfolded(path: Path, unfolded: int, what: str = "") -> None:
-    """Raises UserError for a file that would be so many bytes in memory, if that is too much; `what` is said of it."""
+    """Raises UserError if a file would take too many bytes in memory; `what` describes its contents in the error."""
     size = path.stat().st_size
     if unfolded > max(MOST_BYTES, MOST_TIMES * size):
         most = f"at most {MOST_TIMES} times the file, or {MOST_BYTES / 1e9:,.1f} GB"

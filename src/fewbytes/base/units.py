@@ -1,5 +1,4 @@
-"""Amounts of data and rates of links as people write them (B: byte, b: bit, k: 1000, Ki: 1024); lists of clients;
-scores."""
+"""Human-readable amounts of data and link rates (B: byte, b: bit, k: 1000, Ki: 1024), lists of clients, and scores."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ NUMBER = r"([0-9.]+)\s*(?:((?i:[kmgt]i?)?)"
 def parse_bytes(text: str | float) -> int:
     """An amount in whole bytes: '200MB', '1.5 GiB', '800Mbit', '300000', 2e8.
 
-    Raises UserError for less than one, and for '200Mb', by which some mean bits and some bytes.
+    Raises UserError for less than one, and for '200Mb', which is ambiguous between bits and bytes.
 
     >>> from fewbytes.base.units import parse_bytes
     >>> parse_bytes("1.5 GiB"), parse_bytes("800Mbit")
@@ -50,7 +49,7 @@ def parse_rate(text: str) -> float:
 
 
 def _amount(text: str, pattern: str) -> float:
-    """The number times the prefix and the unit that the groups of `pattern` find, in bytes; 0 where they find none."""
+    """The number times prefix and unit, in bytes, from the groups of `pattern`; 0 if it does not match."""
     match = re.fullmatch(pattern, text.strip(), re.ASCII)
     if match is None:
         return 0.0
@@ -58,24 +57,24 @@ def _amount(text: str, pattern: str) -> float:
     in_bits = unit == "b" or unit.lower().startswith("bit")
     try:
         return float(number) * PREFIXES[prefix.lower()] / (8 if in_bits else 1)
-    except ValueError:  # two points in a number
+    except ValueError:  # two decimal points
         return 0.0
 
 
 def plain(value: float) -> str:
-    """A number as people write it, from which it is read again: 8, 0.5, 1e-05."""
+    """A number as short text that reads back as the same number: 8, 0.5, 1e-05."""
     return repr(float(value)).removesuffix(".0")
 
 
 def written(value: float | None, share: bool) -> str:
-    """A score as people write it: a share in per cent with one decimal, else with four digits; a dash for none."""
+    """A score as text: a share in per cent with one decimal, else with four digits; a dash for None."""
     if value is None:
         return "—"
     return f"{100 * value:.1f}%" if share else f"{value:.4g}"
 
 
 def listed(clients: Iterable[int]) -> str:
-    """Clients as people write many of them: '3, 7, 10 to 59'."""
+    """A compact list of clients: '3, 7, 10 to 59'."""
     these = set(clients)
     spans = zip(
         sorted(i for i in these if i - 1 not in these), sorted(i for i in these if i + 1 not in these), strict=True

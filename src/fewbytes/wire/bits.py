@@ -1,4 +1,4 @@
-"""Bits: named binary tensors, nothing else."""
+"""Bits: named binary tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fewbytes.wire.value import Counted, Reader, Writer
 class Bits:
     """One bit for every value of named float32 tensors: `bits[name]` bool, of their shapes. Papers count these bits.
 
-    Where most of them are equal they travel near their entropy (within 4 % for 10^6 of which at least 1 in 300 is
-    the rarer).
+    If most of them are equal they travel near their entropy (within 4 % for 10^6 bits, at least 1 in 300 of the rarer
+    kind).
 
     >>> import fewbytes as fb
     >>> import torch

@@ -1,7 +1,7 @@
-"""Lossless coding of numbers, as byte planes, or by what differs from a base where there is one.
+"""Lossless coding of numbers, as byte planes, or as differences to a base.
 
-Every function here is exact: what is decoded equals what was encoded, bit for bit. A coding is chosen by measured
-gain, never assumed. Decoders take the size they must produce from the receiver and allocate nothing beyond it.
+All functions are exact: decoded numbers equal encoded ones, bit for bit. Measured gain decides between codings.
+Decoders get the output's size from the receiver and allocate no more than that.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fewbytes.wire.run_lengths import decode_bits, mask_section
 from fewbytes.wire.sections import SECTION, Array, Buffer, Sink, Source, deflate, get_plane, size_of
 from fewbytes.wire.words import CHANGES, DIFFERENCES, PLANES, RAW
 
-BLOCK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
-SAMPLE = 1 << 12  # elements looked at before choosing between coding with and without a base
+BLOCK = 1 << 16  # elements per block, so that intermediate values stay in the cache
+SAMPLE = 1 << 12  # elements sampled to decide between coding with and without a base
 
 
 def _cuts(width: int, together: bool) -> list[tuple[int, Any]]:
-    """Planes of a `width`-byte number as (shift, type), lowest first: the two lowest bytes, if noise, `together`."""
+    """Planes of a `width`-byte number as (shift, type), lowest first; `together`: two lowest as one."""
     if together:
         return [(0, np.uint16), *((8 * i, np.uint8) for i in range(2, width))]
     return [(8 * i, np.uint8) for i in range(width)]
 
 
 def _split(words: Array, planes: Sequence[Array], cuts: Sequence[tuple[int, Any]], at: int, spare: Array) -> None:
-    """Put the words into the planes from `at` on; `spare` is as large as they are, and of their type."""
+    """Write the words into the planes from `at` on; `spare` is a buffer of their size and type."""
     for plane, (shift, _) in zip(planes, cuts, strict=True):
         here = plane[at : at + words.size]
         if shift:
@@ -47,7 +47,7 @@ def _joined(planes: Sequence[Array], cuts: Sequence[tuple[int, Any]], here: slic
 
 
 def _rotated(words: Array, floating: bool, out: Array) -> Array:
-    """The words with the sign bit moved last, so that a float's exponent fills its top byte."""
+    """The words with the sign bit moved to the lowest place, so that a float's exponent fills its top byte."""
     if not floating:
         out[:] = words
         return out
@@ -65,9 +65,9 @@ def _unrotated(words: Array, floating: bool) -> None:
 
 
 def ordered(words: Array, floating: bool, out: Array | None = None) -> Array:
-    """Floats as signed integers in the same order, so that near floats are near integers (its own inverse).
+    """Floats as signed integers in the same order, so that close floats are close integers (its own inverse).
 
-    `out`: where to put them, for floats, instead of a new array.
+    `out`: a buffer for the result, for floats, instead of a new array.
     """
     signed = words.view(f"i{words.dtype.itemsize}")
     if not floating:
@@ -80,7 +80,7 @@ def ordered(words: Array, floating: bool, out: Array | None = None) -> Array:
 
 
 def _undifference(coded: Array, base: Array, floating: bool) -> None:
-    """From zig-zag numbers and a base to the words they differ by in order, in place (format 1 coded so)."""
+    """Decode, in place, zig-zag differences to a base, in the order of `ordered` (format 1's coding)."""
     signed = coded.view(f"i{coded.dtype.itemsize}")
     one = np.array(1, coded.dtype)
     sign = -(signed & np.array(1, signed.dtype))
@@ -93,32 +93,32 @@ def _undifference(coded: Array, base: Array, floating: bool) -> None:
 
 
 def _middle(dtype: Any) -> Array:
-    """What is added to a difference so that small ones, of both signs, fill no plane but the lowest with their sign."""
+    """The offset added to differences, so that small ones of either sign change only the lowest plane."""
     width = np.dtype(dtype).itemsize
     return np.array(int.from_bytes(b"\x80" * (width - 1), "little"), dtype)
 
 
 def _bits(words: Array) -> float:
-    """Bits that numbers take, taken as signed, on the mean."""
+    """The mean number of bits of numbers, as signed."""
     signed = words.view(f"i{words.dtype.itemsize}").astype(np.float32)
     return float(np.log2(np.abs(signed) * 2 + 1).mean())
 
 
 def _sampled(arrays: Sequence[Array], bases: Sequence[Array], floating: bool) -> float | None:
-    """Bits that a changed number's difference takes on the mean, by a sample of the largest array; None if the base
-    does not help: if all differences together would take as many as the numbers."""
+    """The mean number of bits for a changed number's difference, from a sample of the largest array; None if the base
+    does not help: all differences together would take as many bits as the numbers."""
     i = max(range(len(arrays)), key=lambda k: arrays[k].size)
     step = max(1, arrays[i].size // SAMPLE)
     words = arrays[i][::step]
     differences = words - bases[i][::step]
     bits = _bits(differences)
-    # of a float the exponent's top bits hardly vary: about five of its eight are free
+    # a float's exponent hardly varies in its top bits: about five of its eight are free
     helps = bits + 2 < 8 * words.dtype.itemsize - 5 if floating else bits < _bits(words)
     return bits * differences.size / max(1, int(np.count_nonzero(differences))) if helps else None
 
 
 def _blocks(arrays: Sequence[Array]) -> Iterator[tuple[int, slice, slice]]:
-    """Parts of arrays that stay in the cache: of which array, where in it, and where in all of them together."""
+    """Parts of arrays that fit the cache: the array's number, the slice of it, and the slice of all together."""
     at = 0
     for i, array in enumerate(arrays):
         for start in range(0, array.size, BLOCK):
@@ -128,7 +128,7 @@ def _blocks(arrays: Sequence[Array]) -> Iterator[tuple[int, slice, slice]]:
 
 
 def _together(arrays: Sequence[Array]) -> list[Array]:
-    """The same numbers in fewer arrays: small ones are joined, as each takes some calls, to such as fit the cache."""
+    """The same numbers in fewer arrays, to save calls: small ones are joined up to the cache's size."""
     runs: list[list[Array]] = []
     size = 0
     for array in arrays:
@@ -174,7 +174,7 @@ def _changed(arrays: Sequence[Array], bases: Sequence[Array], together: bool) ->
 def encode_numbers(
     sink: Sink, arrays: Sequence[Array], bases: Sequence[Array] | None, floating: bool, coded: bool
 ) -> list[Any]:
-    """Write flat arrays of one unsigned type (the bits of the numbers) as sections; returns the coding's header.
+    """Write flat arrays of one unsigned type (the bits of the numbers) as sections; return the coding's header.
 
     `bases`: arrays of the same sizes and type.
     """
@@ -209,7 +209,7 @@ def encode_numbers(
 def decode_numbers(
     source: Source, header: Any, total: int, dtype: Any, bases: Sequence[Array] | None, floating: bool
 ) -> Array:
-    """Read what `encode_numbers` wrote: `total` numbers of an unsigned type, in fresh memory."""
+    """Read the output of `encode_numbers`: `total` numbers of an unsigned type, in new memory."""
     match header:
         case [int(kind), *rest] if type(kind) is int and kind in (RAW, PLANES, DIFFERENCES, CHANGES):
             if len(rest) != {RAW: 0, PLANES: 1, DIFFERENCES: 1, CHANGES: 2}[kind] or (total == 0 and kind != RAW):

@@ -1,4 +1,4 @@
-"""Dense: a whole state, every value of it."""
+"""Dense: all values of a state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fewbytes.wire.value import Counted, Reader, Writer
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Named tensors, whole: `state[name]` of any shape and type. Papers count the values' own bytes.
+    """Complete named tensors: `state[name]` of any shape and type. Papers count the values' own bytes.
 
     >>> import fewbytes as fb
     >>> import torch
@@ -37,7 +37,7 @@ class Dense:
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
-        """Tensors of the types and shapes that the header tells. Raises FrameError as `Reader.state`."""
+        """Tensors of the types and shapes in the header. Raises FrameError as `Reader.state`."""
         return cls(reader.state(header))
 
     def states(self) -> State:
@@ -59,7 +59,7 @@ class Dense:
 
 
 def give(message: Any, received: Any) -> None:
-    """Give a message's dense tensors, in place, what its receivers have."""
+    """Overwrite a message's dense tensors, in place, with those that its receivers have."""
     for ours, theirs in zip(leaves_of(message), leaves_of(received), strict=True):
         for name, tensor in ours.value.state.items() if isinstance(ours.value, Dense) else ():
             received_tensor = theirs.value.state[name].to(tensor.device)

@@ -1,4 +1,4 @@
-"""Typed payloads to frames and back: what a dataclass of packable fields becomes on the wire, and on disk."""
+"""Typed payloads to frames and back: how a dataclass of packable fields is stored on the wire and on disk."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fewbytes.wire.value import Counted, entries_of, is_wire_value
 from fewbytes.wire.values import Base, FrameReader, FrameWriter
 
 T = TypeVar("T")
-LIMIT = 1 << 30  # bytes of arrays a receiver is ready to hold for one payload, unless it says otherwise
-ANY = 1 << 62  # more than there can be
-PER_ITEM = 1 << 14  # bytes of that limit for each item of a header, though MOST_ITEMS may always stand there
+LIMIT = 1 << 30  # default limit in bytes on the arrays of one payload
+ANY = 1 << 62  # no limit: more than can exist
+PER_ITEM = 1 << 14  # the limit's bytes per header item; MOST_ITEMS are always allowed
 
 
 def _write(kind: Kind, value: Any, writer: FrameWriter, path: str, marks: Marks = UNMARKED) -> Any:
-    """What stands in the header for a value; its arrays become sections. Raises TypeError for one of another type."""
+    """The header's item for a value; its arrays become sections. Raises TypeError for a value of another type."""
     match kind.form:
         case "optional" if value is None:
             return None
@@ -58,7 +58,7 @@ def _write(kind: Kind, value: Any, writer: FrameWriter, path: str, marks: Marks 
 
 
 def _read(kind: Kind, item: Any, reader: FrameReader) -> Any:
-    """Undo `_write`. Raises FrameError for what it would not have written."""
+    """Undo `_write`. Raises FrameError for an item that `_write` would not have written."""
     match kind.form:
         case "plain" if type(item) is kind.of:
             return item
@@ -115,10 +115,10 @@ def pack(
 ) -> Frame:
     """A payload (or state: any dataclass of packable fields) as a frame.
 
-    `layout`: the model both ends know; entries equal to its own travel without names and shapes. `base`: the
-    message this value answers. `coded`: False stores arrays as they are. `lossy`: how values of Dense and Masked are
-    rounded, and what comes of it (default: they are not). `travels`: whether somebody else reads it, who bounds its
-    header. Raises TypeError for a value that is not of its field's type, naming it; UserError for `lossy` with a bare
+    `layout`: the model both ends know; entries equal to its own travel without names and shapes. `base`: the message
+    that this value answers. `coded`: False stores raw arrays. `lossy`: how values of Dense and Masked are rounded,
+    updated with the results (default: no rounding). `travels`: whether a receiver with bounds on headers reads it.
+    Raises TypeError, naming the field, for a value of another type than its field's; UserError for `lossy` with a bare
     value, which cannot be rounded.
 
     >>> import fewbytes as fb
@@ -151,11 +151,11 @@ def unpack(
     base: Base | None = None,
     limit: int = LIMIT,
 ) -> T:
-    """The payload of class `cls` in a frame; its tensors own their memory. `layout` and `base`: as it was packed with.
+    """The payload of class `cls` in a frame; its tensors own their memory. `layout`, `base`: those it was packed with.
 
-    Raises FrameError (and nothing else) for bytes that are not such a frame, or whose arrays take more than `limit`
-    bytes, also once they are made dense (while it decodes, up to three times that, and 32 MiB for a sheet of images),
-    or whose header has more items than suit that limit.
+    Raises only FrameError: for bytes that are not such a frame; for arrays over `limit` bytes, also in dense form
+    (decoding takes up to three times that, and 32 MiB for a sheet of images); or for more header items than suit that
+    limit.
 
     >>> import fewbytes as fb
     >>> import torch
@@ -179,8 +179,8 @@ def unpack(
 
 
 def base_of(digest: bytes, message: Any) -> Base:
-    """What a reply to a message is coded against: the wire values of the message, whose digest is given; where two of
-    them share a name, the first one's tensor."""
+    """The base for coding a reply: the wire values of the message with this digest; of tensors that share a name, the
+    first."""
     tensors: State = {}
     for leaf in leaves_of(message):
         if is_wire_value(leaf.value):
@@ -189,8 +189,7 @@ def base_of(digest: bytes, message: Any) -> Base:
 
 
 def entries_in(payload: Any) -> dict[str, Tensor]:
-    """The tensors, by name, of the wire values that a payload's own fields are, of equal names the last one's; none of
-    None."""
+    """Tensors by name in the wire values that are a payload's own fields; of equal names the last; empty for None."""
     found: dict[str, Tensor] = {}
     for value in () if payload is None else vars(payload).values():
         found |= entries_of(value)
@@ -198,12 +197,12 @@ def entries_in(payload: Any) -> dict[str, Tensor]:
 
 
 def counted(value: Any) -> Counted:
-    """What papers count for a payload: the sum over its wire values."""
+    """The papers' count for a payload: the sum over its wire values."""
     return sum((leaf.value.counted() for leaf in leaves_of(value) if is_wire_value(leaf.value)), Counted())
 
 
 def check_finite(leaves: Iterable[Leaf], hint: str = "is lr too high?") -> None:
-    """Raises FrameError if numbers of a payload, given its leaves, are not all finite; `hint`: why."""
+    """Raises FrameError if numbers of a payload, given its leaves, are not all finite; `hint`: the likely reason."""
     for leaf in leaves:
         tensors = leaf.value.numbers() if is_wire_value(leaf.value) else leaf.tensors
         odd = [name or leaf.path for name, tensor in tensors.items() if not _finite(tensor)]
@@ -215,13 +214,13 @@ def check_finite(leaves: Iterable[Leaf], hint: str = "is lr too high?") -> None:
 def _finite(tensor: Tensor) -> bool:
     if not (tensor.is_floating_point() and tensor.numel()):
         return True
-    return all(end.isfinite() for end in tensor.aminmax())  # not-a-number is both ends
+    return all(end.isfinite() for end in tensor.aminmax())  # not-a-number is both minimum and maximum
 
 
 def pack_state(value: Any) -> Frame:
-    """What stays where it is made, on disk or within what does, as a frame: not coded, of any size.
+    """A state kept on this machine, on disk or inside another state, as a frame: uncoded, of any size.
 
-    Raises MethodError for an attribute that is no field: it would be gone the next time.
+    Raises MethodError for an attribute that is not a field: it would be lost.
     """
     if dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
         declared = {each.name for each in dataclasses.fields(value)}
@@ -234,5 +233,5 @@ def pack_state(value: Any) -> Frame:
 
 
 def unpack_state(cls: type[T], data: bytes | bytearray | memoryview | Parsed) -> T:
-    """Undo `pack_state`. Raises FrameError if it is damaged, or another class's."""
+    """Undo `pack_state`. Raises FrameError for a damaged frame, or one of another class."""
     return unpack(cls, data if isinstance(data, Parsed) else Parsed(data, None), limit=ANY)

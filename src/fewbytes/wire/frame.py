@@ -1,4 +1,4 @@
-"""The frame: one payload as bytes that describe and check themselves (format: the page in `fewbytes.wire`)."""
+"""The frame: one payload as self-describing, checksummed bytes (format: see `fewbytes.wire`)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fewbytes.wire.sections import Buffer
 
 MAGIC = b"FEWB"
 MAJOR, MINOR = 2, 0
-OLDEST = 1  # of the majors that are read
+OLDEST = 1  # oldest major version that is read
 HEADER_CAP = 1 << 20  # bytes
-MOST_ITEMS = 26_000  # that any receiver reads in a header: a thousand tensors in a dict; in memory 80 bytes each
+MOST_ITEMS = 26_000  # in a header for any receiver: a thousand tensors in a dict; 80 bytes each in memory
 ALIGN = 8
 DIGEST = 32
 NO_HASH = bytes(16)
-_FIXED = struct.Struct("<4sBBHIIQ16s16sI")  # the prelude but for its own checksum
+_FIXED = struct.Struct("<4sBBHIIQ16s16sI")  # the prelude without its own checksum
 PRELUDE = _FIXED.size + 4
 
 
 class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What the body holds: the payload's class name, its fields (arrays stand as codings) and its sections."""
+    """The header's contents: the payload's class name, its fields (arrays as codings) and its sections."""
 
     kind: str
     fields: list[Any]
@@ -35,7 +35,7 @@ class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def _lengths() -> tuple[list[int], list[int]]:
-    """By an item's first byte: its bytes at least, and how many of these, after the first, say how many more it has."""
+    """By an item's first byte: its minimum size in bytes, and how many of them, after the first, encode its length."""
     least, length_bytes = [1] * 256, [0] * 256
     for tag in range(0xA0, 0xC0):
         least[tag] += tag - 0xA0  # a short text
@@ -43,7 +43,7 @@ def _lengths() -> tuple[list[int], list[int]]:
         for i in range(3):
             least[first + i], length_bytes[first + i] = 1 + (1 << i) + more, 1 << i
     for first, sizes in ((0xCA, (5, 9, 2, 3, 5, 9, 2, 3, 5, 9, 3, 4, 6, 10, 18)), (0xDC, (3, 5, 3, 5))):
-        least[first : first + len(sizes)] = sizes  # numbers, short extensions; how many items arrays and maps have
+        least[first : first + len(sizes)] = sizes  # numbers, short extensions; numbers of items in arrays and maps
     return least, length_bytes
 
 
@@ -51,8 +51,8 @@ _LEAST, _LENGTH_BYTES = _lengths()
 
 
 def _check_items(header: memoryview, most: int) -> None:
-    """Raises FrameError for a header of more items (values, arrays, all that is in them) than `most`, before they are
-    made: an empty array is one byte here and 64 in memory."""
+    """Raises FrameError for a header of more than `most` items (values, arrays, their contents), before allocating
+    them: an empty array takes one byte here and 64 in memory."""
     at = 0
     for _ in range(most):
         if at >= header.nbytes:
@@ -70,9 +70,9 @@ def _padding(length: int) -> int:
 
 
 class Frame:
-    """A frame ready to be sent: parts in order, nothing copied. `bytes(frame)` joins them; `digest` names it.
+    """A frame ready to send: its parts in order, without copies. `bytes(frame)` joins them; `digest` identifies it.
 
-    One that only stays where it is made (`travels` False) may have a header of any size.
+    A frame that stays on this machine (`travels` False) may have a header of any size.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Frame:
 
     @classmethod
     def of(cls, data: bytes) -> Frame:
-        """One that was joined before."""
+        """A frame from its joined bytes."""
         frame = cls.__new__(cls)
         frame.parts, frame.digest, frame._length = [memoryview(data)], data[-DIGEST:], len(data)
         return frame
@@ -119,7 +119,7 @@ class Frame:
 
 
 def _body(sections: Sequence[list[Buffer]]) -> tuple[list[memoryview], list[tuple[int, int]]]:
-    """The sections one after another, and what the header says of them."""
+    """The sections one after another, and their (length, CRC32C) pairs for the header."""
     body: list[memoryview] = []
     table: list[tuple[int, int]] = []
     for parts in sections:
@@ -134,10 +134,10 @@ def _body(sections: Sequence[list[Buffer]]) -> tuple[list[memoryview], list[tupl
 
 
 class Parsed:
-    """A frame taken apart and checked: its header, its sections as views, its hashes. Nothing is decoded yet.
+    """A parsed and checked frame: its header, its sections as views, its hashes. Nothing is decoded yet.
 
-    Raises FrameError for anything but a whole, undamaged frame of a version this code knows, whose header has at most
-    `most_items` items (None: any number, in a header of any size, as of a frame that was made here).
+    Raises FrameError for all but a complete, undamaged frame of a known version, with at most `most_items` header items
+    (None: any number, in a header of any size, as in frames made on this machine).
     """
 
     def __init__(self, data: bytes | bytearray | memoryview, most_items: int | None = HEADER_CAP) -> None:
@@ -178,7 +178,7 @@ def _prelude(view: memoryview) -> tuple[int, int, int, int, int, bytes, bytes]:
 
 
 def _header(header: memoryview, most_items: int | None) -> Header:
-    if most_items is not None and header.nbytes > most_items:  # an item is a byte or more
+    if most_items is not None and header.nbytes > most_items:  # an item takes at least a byte
         _check_items(header, most_items)
     try:
         return msgspec.msgpack.decode(header, type=Header)

@@ -1,4 +1,4 @@
-"""Images: 8-bit pixels, through a lossless image codec where that is smaller."""
+"""Images: 8-bit pixels, through a lossless image codec if that is smaller."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fewbytes.wire.sections import SECTION, Array, Buffer, size_of
 from fewbytes.wire.value import Counted, Reader, Writer
 from fewbytes.wire.values import FrameWriter
 
-EDGE = 16383  # pixels: the longest side of a WebP file
-SHEET = 1 << 20  # pixels of a sheet at most: decoding one takes about 25 bytes for each
-HEAD = struct.Struct("<4sI4s4sIBI")  # of a WebP file of one lossless image and nothing else
+EDGE = 16383  # pixels: the maximum side of a WebP file
+SHEET = 1 << 20  # maximum pixels of a sheet: decoding takes about 25 bytes for each
+HEAD = struct.Struct("<4sI4s4sIBI")  # head of a WebP file with one lossless image and nothing else
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +51,9 @@ class Images:
         return self.pixels.float() / 255
 
     def write(self, writer: Writer) -> Any:
-        """Lossless WebP sheets if they are smaller, else the bare pixels; the header is [shape, pixels or None].
+        """Write lossless WebP sheets if they are smaller, else raw pixels; the header is [shape, pixels or None].
 
-        Raises TypeError for other than uint8 (n, channels, height, width).
+        Raises TypeError unless pixels are uint8 (n, channels, height, width).
         """
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
             shape = tuple(self.pixels.shape)
@@ -115,12 +115,12 @@ class Images:
 
 
 def _per_sheet(height: int, width: int) -> int:
-    """How many pictures, one below the other, make a sheet; 0 if not even one fits, or is empty."""
+    """Number of pictures in a sheet, one below the other; 0 if not even one fits, or it is empty."""
     return min(EDGE, SHEET // width) // height if 0 < width <= EDGE and height else 0
 
 
 def _sheets(pixels: Tensor) -> Iterator[Array]:
-    """RGB sheets (rows, width, 3) of all images; each channel is a grey picture of its own unless there are three."""
+    """RGB sheets (rows, width, 3) of all images; unless there are three channels, each is a grey picture of its own."""
     n, channels, height, width = pixels.shape
     per_sheet = _per_sheet(height, width)
     if not pixels.numel() or not per_sheet:
@@ -134,9 +134,9 @@ def _sheets(pixels: Tensor) -> Iterator[Array]:
 
 
 def _head(rows: int, width: int, length: int) -> bytes:
-    """How a WebP file begins that holds one lossless image without transparency, `length` bytes once this is cut off.
+    """The head of a WebP file of one lossless image without transparency; `length`: bytes after the head.
 
-    It says its own size and the image's, which the receiver knows: so it does not travel, and cannot lie.
+    It has only its own size and the image's, which the receiver knows: so it does not travel, and cannot be forged.
     """
     chunk = 5 + length
     size = (rows - 1) << 14 | (width - 1)
@@ -144,7 +144,7 @@ def _head(rows: int, width: int, length: int) -> bytes:
 
 
 def _squeezed(sheet: Array) -> bytes:
-    """A sheet as WebP without its head. More effort takes 20 times as long and gains at most 1 %."""
+    """A sheet as WebP without its head. More effort takes 20 times as long and saves at most 1 %."""
     file = BytesIO()
     Image.fromarray(np.ascontiguousarray(sheet)).save(file, "WEBP", lossless=True, quality=75, method=4)
     data = file.getvalue()

@@ -1,4 +1,4 @@
-"""What a frame holds, for people."""
+"""A human-readable view of a frame."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NOTHING: Mapping[str, type[Any]] = MappingProxyType({})
 
 
 def inspect_frame(path: Path, known: Mapping[str, type[Any]] = NOTHING) -> RenderableType:
-    """The frame in a file as a printable page. Raises UserError if there is no whole frame in it.
+    """The frame in a file as a printable page. Raises UserError if the file has no complete frame.
 
-    `known`: payloads' classes by name. A frame names its class and holds no more than the order of its fields: their
-    names, and what their headers mean, are the class's to say.
+    `known`: payload classes by name. A frame has only its class's name and the fields in order; their names and the
+    meaning of their headers come from the class.
     """
     try:
         data = path.read_bytes()
@@ -61,7 +61,7 @@ def inspect_frame(path: Path, known: Mapping[str, type[Any]] = NOTHING) -> Rende
 
 
 def _lines(header: Header, kind: type[Any] | None) -> Iterator[tuple[str, str]]:
-    """Where values stand in a payload of a class (None: it is not known), and lines on them."""
+    """Paths of values in a payload of a class (None: unknown), each with a line of description."""
     kinds = [] if kind is None else [(field.name, field.kind) for field in schema_of(kind).fields]
     if len(kinds) != len(header.fields):
         kinds = [(str(number), Kind("plain", object)) for number in range(len(header.fields))]
@@ -73,7 +73,7 @@ def _lines(header: Header, kind: type[Any] | None) -> Iterator[tuple[str, str]]:
 
 
 def _described(kind: Kind, item: Any, path: str) -> Iterator[tuple[str, str]]:
-    """What a header holds of a value at a path: where its parts stand, and lines on them."""
+    """Descriptions of a value in a header, and of its parts, by path."""
     match kind.form:
         case "wire":
             yield from ((path, line) for line in kind.of.describe(item))

@@ -1,4 +1,4 @@
-"""What both ends know beforehand: the names, types and shapes of a model's entries, in order."""
+"""What both ends know in advance: the names, types and shapes of a model's entries, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES: dict[str, torch.dtype] = {
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
     )
 }  # fmt: skip
-"""The tensor types that can travel, by the name that travels."""
+"""The tensor types that can travel, by their names in frames."""
 
 
 Forms = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -51,24 +51,24 @@ class Entry:
 
     @cached_property
     def whole(self) -> Place:
-        """Where all values of the tensor stand."""
+        """The place of all values of the tensor."""
         return Place(self)
 
     def describes(self, value: Any) -> bool:
-        """Whether a value is a tensor of that type and shape."""
+        """Whether a value is a tensor of this type and shape."""
         return isinstance(value, Tensor) and value.shape == self.shape and value.dtype is DTYPES[self.dtype]
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where values stand: in a tensor, at the places `kept` (a flat bool array; None: at all of them)."""
+    """A selection of values of a tensor: `kept` is a flat bool array; None: all of them."""
 
     entry: Entry
     kept: Array | None = None
 
     @cached_property
     def size(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         return self.entry.size if self.kept is None else int(np.count_nonzero(self.kept))
 
 
@@ -94,7 +94,7 @@ class Layout:
         return {entry.name: (DTYPES[entry.dtype], entry.shape) for entry in self.entries}
 
     def has(self, name: str, value: Any) -> bool:
-        """Whether a value is a tensor as the entry of that name is."""
+        """Whether a value is a tensor with the type and shape of the entry `name`."""
         return name in self.index and self.entries[self.index[name]].describes(value)
 
     @cached_property
@@ -110,7 +110,7 @@ def forms_of(state: Mapping[str, Tensor]) -> Forms:
 
 
 def entry_of(name: str, value: Tensor) -> Entry:
-    """The entry that describes a tensor. Raises TypeError for a type that cannot travel, and what is no tensor."""
+    """The entry that describes a tensor. Raises TypeError for a type that cannot travel, and for other values."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name!r}: {with_article(type(value))} cannot travel as a tensor")
     dtype = str(value.dtype).removeprefix("torch.")

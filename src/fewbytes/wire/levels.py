@@ -1,8 +1,8 @@
-"""Entropy coding of quantised tensors: levels by asymmetric numeral systems, a table for how large those around are.
+"""Entropy coding of quantisation indices ("levels") by asymmetric numeral systems; tables depend on nearby magnitudes.
 
-What a level's neighbours tell of it is its class: the sum, in half octaves, of how large levels are in its tensor, and
-how much larger in its output channel, its input channel and its place in the kernel. These few small numbers travel
-first, so that both ends know every class before a level is coded, and all levels of a class are coded at once.
+A level's class summarises its neighbours. It is the sum, in half octaves, of its tensor's mean magnitude and the
+deviations of its output channel, input channel and place in the kernel. These few small numbers travel first, so that
+both ends know every class before decoding a level; all levels of a class are coded together.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fewbytes.base.errors import FrameError
 from fewbytes.wire import coding
 from fewbytes.wire.sections import Array, Sink, Source
 
-MOST = (1 << 16) - 1  # greatest magnitude of a level
-BLOCK = 1 << 18  # levels coded at a time, class by class
-WORTH = 32  # values that a place of an axis needs to have a number of its own
-FEW = 256  # values that a class needs to have a table of its own
-FAINT = 2.0**-7  # mean magnitude that counts as none
-LEAST, GREATEST = -14, 32  # what a tensor's own number may be: half octaves from FAINT to MOST
-APART = 20  # half octaves that an axis may differ from its tensor, either way
-FINE = 16  # magnitudes below have a symbol each; from there on there are eight to an octave
-TOTAL = (1 << 12) - 1  # greatest frequency in a table
+MOST = (1 << 16) - 1  # maximum magnitude of a level
+BLOCK = 1 << 18  # levels per coding block, sorted by class
+WORTH = 32  # values per place for an axis to have numbers of its own
+FEW = 256  # values for a class to have a table of its own
+FAINT = 2.0**-7  # mean magnitude treated as zero
+LEAST, GREATEST = -14, 32  # range of a tensor's own number: half octaves from FAINT to MOST
+APART = 20  # maximum deviation of an axis from its tensor, in half octaves
+FINE = 16  # magnitudes below have a symbol each; above, eight per octave
+TOTAL = (1 << 12) - 1  # maximum frequency in a table
 SYMBOLS = FINE + 8 * 12
 _LOW_BITS = [max(0, (s - 8) >> 3) for s in range(SYMBOLS)]
-_SPARE = np.array(_LOW_BITS, np.uint8)  # lowest bits that a symbol does not tell
+_SPARE = np.array(_LOW_BITS, np.uint8)  # number of lowest bits not in the symbol
 _LOWEST = np.array([s if s < FINE else 8 + (s & 7) << bits for s, bits in enumerate(_LOW_BITS)], np.uint16)
 
 Shape = tuple[int, int, int]
@@ -38,10 +38,10 @@ Kept = Sequence[Array | None]
 
 
 def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: Sequence[Shape], kept: Kept) -> Any:
-    """Write the magnitudes of tensors, flat uint16 arrays, and which of those that are not 0 are `negative`.
+    """Write the magnitudes of tensors, flat uint16 arrays, and which of the non-zero ones are `negative`.
 
-    `folds`: how each tensor's places are laid out; `kept`: the places that hold a value, where not all do. Returns the
-    header.
+    `folds`: each tensor's shape as (output channels, input channels, the rest); `kept`: the places with a value, None
+    for all. Returns the header.
     """
     numbers = [_numbers(m, fold, here) for m, fold, here in zip(levels, folds, kept, strict=True)]
     classes = _classes(numbers, folds, kept)
@@ -50,12 +50,12 @@ def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: S
     low, high = _span(classes)
     np.clip(classes, low, high, out=classes)
     classes -= low
-    most = max(2, int(symbols.max(initial=0)) + 1)  # the coder's least
+    most = max(2, int(symbols.max(initial=0)) + 1)  # the coder's minimum
     counts = _counts(classes, symbols, high - low + 1, most)
     tables = _tables(counts)
     coder = constriction.stream.stack.AnsCoder()
     models = [_model(table) for table in tables]
-    for start in reversed(range(0, symbols.size, BLOCK)):  # what is coded last is decoded first
+    for start in reversed(range(0, symbols.size, BLOCK)):  # a stack: the last symbol coded is the first decoded
         order, ends = _by_class(classes[start : start + BLOCK], len(models))
         chosen = symbols[start : start + BLOCK][order].astype(np.int32)
         for model, (begin, end) in reversed(list(zip(models, pairwise(ends), strict=True))):
@@ -73,8 +73,8 @@ def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: S
 
 
 def decode_levels(source: Source, header: Any, folds: Sequence[Shape], kept: Kept) -> tuple[Array, Array]:
-    """Read what `encode_levels` wrote: all magnitudes, one tensor after another, uint16, and which of those that are
-    not 0 are negative. Raises FrameError for anything else."""
+    """Read the output of `encode_levels`: all magnitudes, one tensor after another, uint16, and which of the non-zero
+    ones are negative. Raises FrameError for anything else."""
     match header:
         case [int(low), int(high), int(most), numbers_header, tables_header] if (
             -100 <= low <= high <= 100 and 2 <= most <= SYMBOLS
@@ -97,7 +97,7 @@ def decode_levels(source: Source, header: Any, folds: Sequence[Shape], kept: Kep
         raise FrameError("length", "coded levels are not whole words")
     try:
         coder = constriction.stream.stack.AnsCoder(np.frombuffer(data, "<u4").astype(np.uint32))
-    except ValueError:  # ends in a zero
+    except ValueError:  # it ends in a zero
         raise FrameError("padding", "coded levels end in what no coder writes") from None
     models = [_model(table) for table in tables]
     symbols = np.empty(classes.size, np.uint8)
@@ -111,7 +111,7 @@ def decode_levels(source: Source, header: Any, folds: Sequence[Shape], kept: Kep
                 here[order[begin:end]] = coder.decode(model, end - begin)
     if not coder.is_empty():
         raise FrameError("length", "coded levels are left over")
-    del classes, coder  # memory for what follows
+    del classes, coder  # free memory for the next steps
     signs = source.section()
     magnitudes = _from_low_bits(symbols, source.section())
     nonzero = int(np.count_nonzero(magnitudes))
@@ -120,14 +120,14 @@ def decode_levels(source: Source, header: Any, folds: Sequence[Shape], kept: Kep
 
 
 def kinds(sizes: Sequence[Array], folds: Sequence[Shape], kept: Kept) -> Array:
-    """Which values have about as large ones around them as which others, judged by their `sizes`, 1 being a mean one: a
-    number for each, uint8, one tensor after another."""
+    """Group values by the magnitude of their neighbours, judged by `sizes` (1: a mean value): a group number for each
+    value, uint8, one tensor after another."""
     numbers = [_numbers(FINE * size, shape, here) for size, shape, here in zip(sizes, folds, kept, strict=True)]
     return (_classes(numbers, folds, kept) - (LEAST - 2 * APART)).astype(np.uint8)
 
 
 def entropy(levels: Array, kinds: Array, weights: Array) -> float:
-    """About how many bits the magnitudes of values of these kinds take, each of which stands for so many, and signs."""
+    """Estimated bits for the magnitudes and signs of values in these groups; each value counts `weights` times."""
     symbols, spare = _symbols(levels)
     counts = np.bincount(kinds.astype(np.int32) * SYMBOLS + symbols, weights)
     whole = np.bincount(kinds, weights)
@@ -141,25 +141,25 @@ def _surprise(counts: Array) -> Array:
 
 
 def fold(shape: Sequence[int]) -> Shape:
-    """Output channels, input channels and the rest of a tensor; one that has no channels is all rest."""
+    """Output channels, input channels and the rest of a tensor; without channels, all is rest."""
     if len(shape) < 2:
         return 1, 1, math.prod(shape)
     return shape[0], shape[1], math.prod(shape[2:])
 
 
 def width(shape: Shape) -> int:
-    """How many numbers tell how large a tensor's levels are."""
+    """Number of scale numbers of a tensor."""
     return 1 + sum(_own(shape))
 
 
 def _own(shape: Shape) -> list[int]:
-    """How many numbers of its own each axis has."""
+    """Number of scale numbers of each axis."""
     size = math.prod(shape)
     return [n if n > 1 and size // n >= WORTH else 0 for n in shape]
 
 
 def _numbers(magnitudes: Array, shape: Shape, kept: Array | None) -> Array:
-    """How large levels are, in half octaves: in the tensor, then how much more in each place of its axes, int8."""
+    """Magnitudes in half octaves, int8: the tensor's mean, then the deviation of each place of its axes."""
     values: Array = magnitudes
     if kept is not None:
         values = np.zeros(kept.size, magnitudes.dtype)
@@ -194,7 +194,7 @@ def _classes(numbers: Sequence[Array], folds: Sequence[Shape], kept: Kept) -> Ar
 
 
 def _span(classes: Array) -> tuple[int, int]:
-    """The least and the greatest class to keep apart: beyond them there are too few values."""
+    """The lowest and highest class to keep apart: those beyond have too few values."""
     counts = np.bincount(classes.view(np.uint8) ^ 128, minlength=256)
     enough = np.flatnonzero(np.cumsum(counts) >= FEW)
     low = int(enough[0]) if enough.size else 128
@@ -204,22 +204,22 @@ def _span(classes: Array) -> tuple[int, int]:
 
 
 def _symbols(magnitudes: Array) -> tuple[Array, Array]:
-    """The symbol of each magnitude, uint8, and how many of its lowest bits that does not tell."""
+    """The symbol of each magnitude, uint8, and the number of its lowest bits not in the symbol."""
     if magnitudes.max(initial=0) < FINE:
         return magnitudes.astype(np.uint8), np.zeros(0, np.uint8)
     spare = np.maximum(np.frexp(magnitudes.astype(np.float32))[1] - 4, 0).astype(np.uint8)
-    upper = magnitudes >> spare  # 8 to 15 where bits are spare
+    upper = magnitudes >> spare  # 8 to 15 if bits are spare
     return np.where(spare, upper + 8 * spare, magnitudes).astype(np.uint8), spare
 
 
 def _low_bits(magnitudes: Array, spare: Array) -> Array:
-    """The bits that symbols do not tell: the lowest of all that have one, then the next."""
+    """The bits that are not in symbols: the lowest of all magnitudes that have one, then the next."""
     planes = [(magnitudes[spare > bit] >> bit) & 1 for bit in range(int(spare.max(initial=0)))]
     return np.packbits(np.concatenate([np.zeros(0, np.uint16), *planes]).astype(bool), bitorder="little")
 
 
 def _from_low_bits(symbols: Array, section: memoryview) -> Array:
-    """The magnitudes of symbols, uint16. Takes little memory at a time, as all that decodes."""
+    """The magnitudes of symbols, uint16; works in little memory, as do all decoders."""
     spare, magnitudes = _SPARE[symbols], _LOWEST[symbols]
     counts = [int(np.count_nonzero(spare > bit)) for bit in range(int(spare.max(initial=0)))]
     _check_bits(section, sum(counts))
@@ -233,7 +233,7 @@ def _from_low_bits(symbols: Array, section: memoryview) -> Array:
 
 
 def _check_bits(section: memoryview, count: int) -> None:
-    """Raises FrameError unless a section holds so many bits and no more."""
+    """Raises FrameError unless a section has exactly `count` bits."""
     if section.nbytes != (count + 7) // 8:
         raise FrameError("length", "a section of bits has another length than it must")
     if count % 8 and section[-1] >> count % 8:
@@ -241,13 +241,13 @@ def _check_bits(section: memoryview, count: int) -> None:
 
 
 def _bits(section: memoryview, start: int, count: int) -> Array:
-    """So many truth values, from that bit of a section on."""
+    """`count` bits of a section as bools, from bit `start`."""
     data = np.frombuffer(section, np.uint8)[start // 8 : (start + count + 7) // 8]
     return np.unpackbits(data, bitorder="little")[start % 8 :][:count].view(bool)
 
 
 def _counts(classes: Array, symbols: Array, count: int, most: int) -> Array:
-    """How often each symbol stands in each class, (classes, symbols)."""
+    """Frequency of each symbol in each class, (classes, symbols)."""
     total = np.zeros(count * most, np.int64)
     for start in range(0, symbols.size, BLOCK):
         here = classes[start : start + BLOCK].astype(np.int32) * most + symbols[start : start + BLOCK]
@@ -256,20 +256,20 @@ def _counts(classes: Array, symbols: Array, count: int, most: int) -> Array:
 
 
 def _tables(counts: Array) -> Array:
-    """The frequencies that travel: whole numbers to TOTAL in each class, none of which is 0 where there are any."""
+    """The frequencies that travel: integers up to TOTAL in each class, none of them 0 for a symbol that occurs."""
     greatest = np.maximum(counts.max(1, keepdims=True), 1)
     tables: Array = -(-counts * TOTAL // greatest)
     return tables.astype(np.uint16)
 
 
 def _model(table: Array) -> Any:
-    """What a table says to the coder; None where it is empty."""
+    """A table as a model for the coder; None if it is empty."""
     if not table.any():
         return None
     return constriction.stream.model.Categorical(table.astype(np.float64), perfect=False)
 
 
 def _by_class(classes: Array, count: int) -> tuple[Array, list[int]]:
-    """The places of a block's values, those of the lowest class first, and where each class begins and ends."""
+    """Indices of a block's values sorted by class, lowest first, and the bounds of each class."""
     ends = np.cumsum(np.bincount(classes, minlength=count)).tolist()
     return np.argsort(classes, kind="stable"), [0, *ends]

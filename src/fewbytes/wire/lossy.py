@@ -1,4 +1,4 @@
-"""Lossy coding of values: rounded to steps with a dead zone, then entropy-coded; what is lost is kept for later."""
+"""Lossy coding: rounding with a dead zone, then entropy coding; the error is kept for error feedback."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from fewbytes.wire.levels import BLOCK, MOST, Shape, decode_levels, encode_level
 from fewbytes.wire.sections import Array, Sink, Source
 from fewbytes.wire.words import DIFFERENCE, ITSELF
 
-ZERO, UP = 0.65, 0.4  # of a step: what is below ZERO is 0, and the rest n up to n + 1 - UP is n
-POINTS = 3  # magnitudes told apart by where in their step values lie on the mean: 1, 2, and all from 3 on
-FINENESS = 127  # of half a step: how exactly that is told
-AHEAD = [51, 0, 0]  # what is told instead where means are taken and the rest is sent later: 1 is a fifth of a step more
-SAMPLE = 1 << 16  # values looked at to find the step
-FINEST, COARSEST = -14, 6  # what a step may be: powers of 2, of the root mean square of what is rounded
-NUMBER = 3.0  # bits that a number takes that tells how large levels are
-CLOSE, TRIES = 0.02, 12  # how near the wanted size of it is near enough, and steps tried at most to get there
-TINY, FARTHEST = np.finfo(np.float32).tiny, float(np.finfo(np.float32).max)  # a step at least, and at most
+ZERO, UP = 0.65, 0.4  # in steps: values below ZERO become 0, others up to n + 1 - UP become n
+POINTS = 3  # magnitudes with their own mean position inside the step: 1, 2, and all from 3 on
+FINENESS = 127  # resolution of that position, in parts of half a step
+AHEAD = [51, 0, 0]  # used instead for means with error feedback: 1 represents 1.2 steps
+SAMPLE = 1 << 16  # values sampled to find the step
+FINEST, COARSEST = -14, 6  # range of the step: powers of 2 of the root mean square of the values
+NUMBER = 3.0  # bits for a scale number of a tensor or axis
+CLOSE, TRIES = 0.02, 12  # relative tolerance on the wanted size, and maximum number of steps tried
+TINY, FARTHEST = np.finfo(np.float32).tiny, float(np.finfo(np.float32).max)  # minimum and maximum of a step
 
 
 @dataclass
 class Lossy:
-    """How the values of one message or reply are rounded, and what came of it.
+    """How the values of one message or reply are rounded, and the results.
 
-    `exact`: names of tensors that are left alone, as all in fields marked EXACT are. `residual`: by the path of its
-    field and its name, what earlier rounding of a tensor has lost, which is added to what is rounded now (error
-    feedback: Seide et al. 2014); afterwards, what is lost by then; but of fields marked FRESH nothing. `averaged`:
-    whether the receiver takes the mean of many such replies. `values`: how many were rounded, `left`: how many left
-    alone; `energy` and `lost`: the squared norm of the former, and that of the error.
+    `exact`: names of tensors that stay unchanged, as do all in fields marked EXACT. `residual`: earlier rounding errors
+    of a tensor, by its field's path and its name. They are added before rounding (error feedback: Seide et al. 2014)
+    and updated after, except in fields marked FRESH. `averaged`: whether the receiver averages many such replies.
+    `values`: number of rounded values; `left`: number of unchanged values; `energy` and `lost`: squared norms of the
+    rounded values and of the error.
     """
 
     rate: Rate
@@ -52,11 +52,11 @@ class Lossy:
 
     @property
     def nmse(self) -> float:
-        """The squared error over the squared norm of all that was rounded."""
+        """The squared error divided by the squared norm of all rounded values."""
         return self.lost / self.energy if self.energy else 0.0
 
     def bits_a_value(self, nbytes: int) -> float:
-        """Bits for each value of a frame of so many bytes, of those left alone, too; 0 where nothing was rounded."""
+        """Bits for each value, also unchanged ones, of a frame of `nbytes`; 0 if nothing was rounded."""
         return 8 * nbytes / (self.values + self.left) if self.values else 0.0
 
 
@@ -69,10 +69,10 @@ def round_values(
     path: str,
     lasting: Callable[[Entry], bool] = lambda entry: True,
 ) -> list[Any] | None:
-    """Write the values, flat and of one type, that `lossy` does not spare; return their header: how each tensor
-    travels, the step, where in it values lie, levels. None, and nothing is written, where there is nothing to round, or
-    no finite number. `bases`: what the message holds there that they answer. `lasting`: whether what a tensor loses is
-    kept for the next reply; of values that are made anew each time, such as prototypes, the last are what counts.
+    """Round and write values, flat and of one type, except the `exact` ones; return the header: way of each tensor,
+    step, points, levels. Return None and write nothing if there is nothing to round, or no finite number. `bases`: the
+    answered message's values at the same places. `lasting`: whether a tensor's error is kept for the next reply; values
+    that are new each round, such as prototypes, need none.
     """
     ways, wanted, here = bytearray(len(values)), [], []
     for i, (value, place, base) in enumerate(zip(values, places, bases, strict=True)):
@@ -90,14 +90,14 @@ def round_values(
     energy = _energy(flat, peak)
     scale = np.float32(math.sqrt(energy / flat.size)) or np.float32(1)
     step = scale * np.float32(lossy.rate.step or _step([value / scale for value in wanted], here, lossy.rate.bits))
-    step = np.float32(min(float(step), 0.99 * peak / ZERO, FARTHEST)) if peak else step  # so that something is sent
-    step = max(step, np.float32(peak / (MOST - 1)), TINY)  # so that no value is beyond the levels
+    step = np.float32(min(float(step), 0.99 * peak / ZERO, FARTHEST)) if peak else step  # so that not all becomes 0
+    step = max(step, np.float32(peak / (MOST - 1)), TINY)  # so that no value exceeds the maximum level
     if not step < math.inf:
         return None
     magnitudes = _magnitudes(flat, step)
     negative = flat[magnitudes > 0] < 0
     later = lossy.averaged and all(lasting(place.entry) for place in here)
-    # of values that grow until they pass ZERO the mean is just there: sending it, all clients would lag the same way
+    # values that accumulate until they pass ZERO average just there: if sent so, all clients would lag the same way
     points = AHEAD if later else _points(flat, magnitudes, step)
     cuts = np.cumsum([value.size for value in wanted])[:-1]
     folds, kept = [fold(place.entry.shape) for place in here], [place.kept for place in here]
@@ -115,7 +115,7 @@ def round_values(
 def rounded_values(
     source: Source, header: Any, places: Sequence[Place], bases: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Read what `round_values` wrote: flat tensors, None for each that was left alone. Raises FrameError."""
+    """Read the output of `round_values`: flat tensors, None for unrounded ones. Raises FrameError."""
     match header:
         case [bytes(ways), float(step), list(points), inner] if len(ways) == len(places):
             pass
@@ -144,7 +144,7 @@ def rounded_values(
 
 
 def _wanted(value: Tensor, base: Tensor | None) -> tuple[int, Tensor]:
-    """How a tensor travels, and what of it is to be rounded: itself or, where that is smaller, its difference."""
+    """How a tensor travels, and what is rounded: the tensor or, if smaller, its difference to the base."""
     if base is not None:
         difference = value - base.float()
         peak = float(value.abs().max())
@@ -154,15 +154,15 @@ def _wanted(value: Tensor, base: Tensor | None) -> tuple[int, Tensor]:
 
 
 def _energy(values: Array, peak: float) -> float:
-    """The squared norm of values of which none is far above the `peak`. By NumPy: PyTorch's depends on where in memory
-    they lie."""
+    """The squared norm of values, none far above the `peak`. Computed by NumPy: PyTorch's result depends on memory
+    alignment."""
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = values / np.float32(peak or 1)
         return float(np.dot(scaled, scaled)) * peak**2
 
 
 def _lost(lossy: Lossy, path: str, entry: Entry) -> Tensor | None:
-    """What earlier rounding has lost of a tensor; None for nothing, and for one that had another shape then."""
+    """Earlier rounding error of a tensor; None if there is none, or it has another shape."""
     lost = lossy.residual.get(path, {}).get(entry.name)
     return None if lost is None or lost.shape != entry.shape else lost
 
@@ -172,7 +172,7 @@ def _at(values: Array, kept: Array | None) -> Array:
 
 
 def _left(place: Place, missing: Array, before: Tensor | None) -> Tensor:
-    """What a tensor has lost by now: `missing`, and what was lost before where nothing was sent now."""
+    """A tensor's new error: `missing`, and the error `before` at places that were not sent."""
     lost = missing.copy()
     if place.kept is not None:
         lost = np.zeros(place.entry.size, np.float32) if before is None else before.reshape(-1).numpy().copy()
@@ -181,7 +181,7 @@ def _left(place: Place, missing: Array, before: Tensor | None) -> Tensor:
 
 
 def _magnitudes(values: Array, step: Any) -> Array:
-    """The level of each value without its sign, uint16; beyond the greatest there is none, and error feedback."""
+    """The magnitude of each value's level, uint16; larger ones are clipped, and error feedback corrects them."""
     scaled = np.abs(values)
     scaled *= np.float32(1) / np.float32(step)
     zero = scaled < ZERO
@@ -193,7 +193,7 @@ def _magnitudes(values: Array, step: Any) -> Array:
 
 
 def _points(values: Array, magnitudes: Array, step: Any) -> list[int]:
-    """Where in their steps the values of each of POINTS magnitudes lie on the mean, in parts of half a step."""
+    """The mean position inside the step of the values of each of POINTS magnitudes, in parts of half a step."""
     points = []
     for n in range(1, POINTS + 1):
         chosen = magnitudes == n if n < POINTS else magnitudes >= n
@@ -203,7 +203,7 @@ def _points(values: Array, magnitudes: Array, step: Any) -> list[int]:
 
 
 def _rounded(magnitudes: Array, negative: Array, step: Any, points: Sequence[int]) -> Array:
-    """What levels stand for, float32."""
+    """The float32 values that levels represent."""
     offsets = np.array([0, *points], np.float32) * np.float32(0.5 / FINENESS)
     out, at = np.empty(magnitudes.size, np.float32), 0
     for start in range(0, magnitudes.size, BLOCK):
@@ -219,18 +219,18 @@ def _rounded(magnitudes: Array, negative: Array, step: Any, points: Sequence[int
 
 
 def _step(values: Sequence[Array], places: Sequence[Place], bits: float) -> float:
-    """The step at which values whose mean square is 1 take so many bits each, found on a sample of them."""
+    """The step at which values of mean square 1 take `bits` each, found on a sample of them."""
     total = sum(value.size for value in values)
     sampled = [_sampled(value, place, max(1, total // SAMPLE)) for value, place in zip(values, places, strict=True)]
     parts, folds, kept = zip(*sampled, strict=True)
     flat = np.concatenate(parts)
     groups = kinds([np.abs(part) for part in parts], folds, kept)
     weights = np.repeat([v.size / max(1, p.size) for v, p in zip(values, parts, strict=True)], [p.size for p in parts])
-    # what tells how large levels are does not depend on the step
+    # the size of scale numbers does not depend on the step
     wanted = max(0.5 * bits * total, bits * total - NUMBER * sum(width(fold(place.entry.shape)) for place in places))
 
     def excess(power: float) -> float:
-        """How many times what is wanted a step takes, as a logarithm, which is nearly linear in that of the step."""
+        """The logarithm of a step's size relative to the wanted size; it is nearly linear in the step's logarithm."""
         return math.log(max(1.0, entropy(_magnitudes(flat, 2.0**power), groups, weights)) / wanted)
 
     power = other = 1.5 - bits
@@ -251,8 +251,8 @@ def _step(values: Sequence[Array], places: Sequence[Place], bits: float) -> floa
 
 
 def _sampled(values: Array, place: Place, every: int) -> tuple[Array, Shape, Array | None]:
-    """Of every so manyth output channel (of a tensor without channels: place) the values, their layout, and which of
-    its places hold one."""
+    """The values of every `every`-th output channel (without channels: place), their shape, and which of its places
+    hold one."""
     rows, columns, rest = fold(place.entry.shape)
     if rows == 1 and columns == 1 and place.kept is None:
         values = values[::every]

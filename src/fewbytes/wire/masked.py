@@ -1,4 +1,4 @@
-"""Masked: the values of a state at the places a mask names, and the mask."""
+"""Masked: the values of a state at a mask's ones, and the mask."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fewbytes.wire.values import flat_words, tensor_of
 class Masked:
     """Values at the ones of a mask. Papers count the values' bytes and one bit for every entry of the mask.
 
-    `mask[name]`: bool tensors; `values`: the kept values of all entries one after another, shape (ones,). The lossy
-    step is `of`: values outside the mask are dropped and read as 0.
+    `mask[name]`: bool tensors; `values`: the kept values of all entries one after another, shape (ones,). `of` is the
+    lossy step: values outside the mask are dropped and read as 0.
     """
 
     mask: State
@@ -45,7 +45,7 @@ class Masked:
         Counted(value_bytes=8, mask_bits=4)
         """
         mask = {name: m.detach().cpu() for name, m in mask.items()}
-        # as bits, by places: a fifth of the time that indexing by a mask takes
+        # by indices of the ones: takes a fifth of the time of a boolean mask
         kept = [
             tensor_of(flat_words(state[name]).take(np.flatnonzero(m)), state[name].dtype) for name, m in mask.items()
         ]
@@ -69,7 +69,7 @@ class Masked:
 
     def write(self, writer: Writer) -> Any:
         """One mask of all entries, then the kept values of all; the header is [entries, mask, values]."""
-        # tensors of the values' type and the masks' shapes that take no memory, to stand for the entries
+        # placeholders with the values' type and the masks' shapes, which take no memory
         shaped = {name: self.values.new_empty(()).expand(m.shape) for name, m in self.mask.items()}
         header, entries = writer.entries(shaped)
         parts = self.numbers()

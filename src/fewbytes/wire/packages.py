@@ -1,4 +1,4 @@
-"""Packages: chosen values of a state, one by one, by whole kernels, or as the signs of a kernel and one magnitude."""
+"""Packages: selected values of a state, as single values, whole kernels, or a kernel's signs with one magnitude."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fewbytes.wire.topk import ALL, TopK
 from fewbytes.wire.value import Counted, Reader, Writer
 
 MOST_PATTERNS = 256
-LONGEST = 62  # values of a kernel that has a pattern
+LONGEST = 62  # maximum values of a kernel with a pattern
 
 
 @dataclass(frozen=True, eq=False)
 class Packages:
-    """SmartIdx's three packages of named float32 tensors; what is in none of them is read as 0.
+    """SmartIdx's three packages of named float32 tensors; values in none of them are read as 0.
 
-    `single`: values one by one, of all tensors. `whole`: kernels, places (i, j) of convolutions' weights (out, in, …).
-    `magnitudes`: of kernels sent by their signs, in tensors (out, in) by the names of `whole`: such a kernel is m where
-    its pattern has a one, -m elsewhere. `patterns`: int64 (P,), bit j for value j of a kernel. `which`: uint8 (n,), the
-    pattern of each magnitude. Papers count what they count for the first three.
+    `single`: single values, of all tensors. `whole`: kernels, places (i, j) of convolutions' weights (out, in, …).
+    `magnitudes`: of kernels sent as signs, in tensors (out, in) by the names of `whole`: such a kernel is m where its
+    pattern has a one, -m elsewhere. `patterns`: int64 (P,), bit j for value j of a kernel. `which`: uint8 (n,), the
+    pattern of each magnitude. Papers count the first three only.
     """
 
     single: TopK
@@ -87,7 +87,7 @@ class Packages:
         return self._dense
 
     def numbers(self) -> State:
-        """All values, and the greatest two added: one may stand alone and in its kernel, too."""
+        """All values, and the sum of the largest two: a value may be both single and in a kernel."""
         found = dict(self.single.values)
         for name, kernels in self.whole.values.items():
             both = [part.flatten() for part in (found[name], kernels) if part.numel()]
@@ -96,7 +96,7 @@ class Packages:
         return found
 
     def counted(self) -> Counted:
-        """What papers count for single values, whole kernels and magnitudes."""
+        """The papers' count of single values, whole kernels and magnitudes."""
         return self.single.counted() + self.whole.counted() + self.magnitudes.counted()
 
     @staticmethod
@@ -107,7 +107,7 @@ class Packages:
 
 
 def kernel_size(shape: tuple[int, ...]) -> int:
-    """Values of each kernel of a convolution's weight; 0 for tensors without kernels, or with kernels of one value."""
+    """Number of values in each kernel of a convolution's weight; 0 for tensors without kernels, or with 1x1 kernels."""
     size = math.prod(shape[2:])
     return size if size > 1 else 0
 

@@ -21,10 +21,10 @@ DTYPES = {8: torch.uint8, 16: torch.uint16}
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """Named float32 tensors at `bits` each: lo + scale * level. Papers count the levels' bits.
+    """Named float32 tensors, quantised: lo + scale * level. Papers count the bits of the levels (indices).
 
-    `levels[name]`: uint8 or uint16 tensors, all of one type; `grid[name]`: float32 (2,), lo and scale. The lossy step
-    is `of`.
+    `levels[name]`: uint8 or uint16 tensors, all of one type; `grid[name]`: float32 (2,), lo and scale. `of` is the
+    lossy step.
     """
 
     levels: State
@@ -32,9 +32,9 @@ class Quantised:
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor], bits: Literal[8, 16]) -> Self:
-        """The nearest of 2^bits values spread evenly from each tensor's least to its greatest; ties to the even level.
+        """Round to the nearest of 2^bits evenly spaced values from each tensor's minimum to its maximum; ties to even.
 
-        A tensor that is not finite comes back as NaN throughout.
+        A tensor with non-finite values is read as NaN throughout.
 
         >>> import fewbytes as fb
         >>> import torch
@@ -83,11 +83,11 @@ class Quantised:
         return cls(shaped, dict(zip(names, grid, strict=True)))
 
     def states(self) -> State:
-        """The tensors as they are after rounding."""
+        """The tensors after rounding."""
         return self._dense
 
     def numbers(self) -> State:
-        """The values of each tensor's least and greatest level, (2,)."""
+        """The values of each tensor's lowest and highest level, (2,)."""
         arrays = {name: level.numpy() for name, level in self.levels.items() if level.numel()}
         ends = {name: torch.from_numpy(np.stack([a.min(), a.max()])) for name, a in arrays.items()}
         return {name: dequantise(pair, self.grid[name]) for name, pair in ends.items()}
@@ -111,7 +111,7 @@ def quantise(x: Tensor, bits: Literal[8, 16]) -> tuple[Tensor, Tensor]:
     lo, hi = x.aminmax()
     scale = ((hi.double() - lo.double()) / top).to(x.dtype)
     if scale < torch.finfo(x.dtype).tiny and scale.double() * top < hi.double() - lo.double():
-        scale = scale.nextafter(scale.new_tensor(torch.inf))  # rounding down would lose steps of numbers so small
+        scale = scale.nextafter(scale.new_tensor(torch.inf))  # rounding down would lose steps for such small numbers
     grid = torch.stack([lo, scale])
     if not grid.isfinite().all():
         return torch.zeros(x.shape, dtype=DTYPES[bits]), torch.full_like(grid, torch.nan)

@@ -1,6 +1,6 @@
-"""Lossless coding of masks and of places: as bits, or by the runs between those that are set.
+"""Lossless coding of masks and of places: as bits, or as run lengths between the ones.
 
-Every function here is exact, as in `fewbytes.wire.coding`, and so are the bounds of what is decoded.
+All functions are exact and bounded, as in `fewbytes.wire.coding`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PACKED, RUNS_BEFORE_ONES, RUNS_BEFORE_ZEROS = 0, 1, 2  # codings of masks
 
 
 def _run_lengths(positions: Array) -> Array:
-    """Distances between rising positions as bytes; a 255 adds 255 and goes on."""
+    """Distances between rising positions as bytes; 255 means 255 plus the next byte."""
     runs = np.diff(positions, prepend=-1) - 1
     escapes, rest = np.divmod(runs, 255)
     ends = np.cumsum(escapes + 1) - 1
@@ -31,7 +31,7 @@ def _positions(runs: Array) -> Array:
 
 
 def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
-    """Write a flat bool array as one section: packed bits, or the runs before the rarer symbol."""
+    """Write a flat bool array as one section: packed bits, or the run lengths before the rarer value."""
     header, data = mask_section(mask, coded)
     sink.section([data])
     return header
@@ -58,7 +58,7 @@ def mask_section(mask: Array, coded: bool) -> tuple[list[Any], Buffer]:
 
 
 def decode_bits(source: Source, header: Any, size: int) -> Array:
-    """Read what `encode_bits` wrote: a bool array of `size`. Raises FrameError unless it is in canonical form."""
+    """Read the output of `encode_bits`: a bool array of `size`. Raises FrameError unless it is in canonical form."""
     if not (isinstance(header, list) and len(header) == 4 and all(type(x) is int for x in header)):
         raise FrameError("header", "a mask's header is malformed")
     kind, flag, nbytes, ones = header
@@ -74,7 +74,7 @@ def decode_bits(source: Source, header: Any, size: int) -> Array:
         mask = mask[:size].view(bool)
     else:
         rare = ones if kind == RUNS_BEFORE_ONES else size - ones
-        if not rare <= nbytes <= min(rare + size // 255, (size + 7) // 8):  # more would stand as packed bits
+        if not rare <= nbytes <= min(rare + size // 255, (size + 7) // 8):  # longer codings must be packed bits
             raise FrameError("length", "a mask's runs do not fit its size")
         runs = get_plane(source, flag, nbytes, np.uint8)
         positions = _positions(runs)
@@ -91,7 +91,7 @@ def decode_bits(source: Source, header: Any, size: int) -> Array:
 
 
 def _rice(runs: Array, shift: int) -> Array:
-    """Gaps in Rice's code, packed: their `shift` lowest bits, plane by plane, then what is left of each in unary."""
+    """Run lengths in Rice's code, packed: their `shift` lowest bits, plane by plane, then the rest of each in unary."""
     ends = runs >> shift
     ends += 1
     np.cumsum(ends, out=ends)
@@ -105,7 +105,7 @@ def _rice(runs: Array, shift: int) -> Array:
 
 
 def _unrice(data: Array, shift: int, count: int, total: int) -> Array:
-    """Undo `_rice`: `count` runs that add up to at most `total`."""
+    """Undo `_rice`: `count` run lengths that add up to at most `total`."""
     bits = np.unpackbits(data, bitorder="little")
     runs = np.flatnonzero(bits[shift * count :])
     if runs.size != count or (bits.size - shift * count - int(runs[-1]) - 1) // 8:
@@ -120,16 +120,16 @@ def _unrice(data: Array, shift: int, count: int, total: int) -> Array:
 
 
 def _shift(runs: Array) -> int:
-    """The shift for which Rice's code of these runs is shortest, near the logarithm of their mean."""
+    """The shift that makes Rice's code of these run lengths shortest, near the logarithm of their mean."""
     near = int(runs.mean()).bit_length()
     return min(range(max(0, near - 2), near + 1), key=lambda shift: runs.size * shift + int((runs >> shift).sum()))
 
 
 def encode_places(sink: Sink, places: Array, size: int, coded: bool) -> list[Any]:
-    """Write distinct places below `size` as one section: as a mask, or as Rice's code of the runs if that is smaller.
+    """Write distinct places below `size` as one section: as a mask, or in Rice's code of the run lengths if smaller.
 
-    `places` are int64 and rise. Rice's code of random ones takes at most 4.3 % more than log2 C(size, places) bits,
-    whatever the density (2 % up to one in four); zstandard's masks win where the density varies.
+    `places` are int64 and ascending. For random places, Rice's code takes at most 4.3 % more than log2 C(size, places)
+    bits at any density (2 % up to one in four); zstandard's masks are smaller where the density varies.
     """
     mask = np.zeros(size, bool)
     mask[places] = True
@@ -146,7 +146,7 @@ def encode_places(sink: Sink, places: Array, size: int, coded: bool) -> list[Any
 
 
 def decode_places(source: Source, header: Any, size: int) -> Array:
-    """Read what `encode_places` wrote: rising int64 places. Raises FrameError for anything else."""
+    """Read the output of `encode_places`: ascending int64 places. Raises FrameError for anything else."""
     if not (isinstance(header, list) and len(header) == 3 and all(type(x) is int for x in header)):
         return np.flatnonzero(decode_bits(source, header, size))
     shift, nbytes, count = header

@@ -20,21 +20,20 @@ from fewbytes.wire.value import WireValue, entries_of, is_wire_value
 
 T = TypeVar("T")
 Marks = frozenset[str]
-"""How a field is marked, and all that it is part of (`fewbytes.base.ranges`)."""
+"""The marks of a field, and of all fields that contain it (`fewbytes.base.ranges`)."""
 UNMARKED: Marks = frozenset()
 PLAIN = (bool, int, float, str, bytes)
 TRAVELS = (
     "None, bool, int, float, str, bytes, Tensor, dict[str, Tensor], wire values such as Dense, dataclasses of these, "
     "and list[T], tuple[T, ...], dict[K, T] and T | None of them (K: bool, int, float, str, bytes or tuples of these)"
 )
-"""What types a payload's fields may have, in words."""
+"""The types a payload's fields may have, in words."""
 
 
 @dataclass(eq=False)
 class Kind:
-    """A type whose values travel: `of`, as it is written; a `row` is a tuple of any length. `parts`: the types that it
-    is made of, of a dict those of keys and values; `fields`: those of a dataclass. `limits`: the type with the ranges
-    that it says (None: none)."""
+    """A type whose values travel: `of`, as written; a `row` is a tuple of any length. `parts`: the types it consists of
+    (a dict's: keys and values); `fields`: those of a dataclass. `limits`: the type with its ranges (None: none)."""
 
     form: Literal["plain", "bytes", "tensor", "state", "wire", "optional", "list", "row", "tuple", "dict", "dataclass"]
     of: Any
@@ -44,22 +43,22 @@ class Kind:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether no tensor, wire value or dataclass can be in its values."""
+        """Whether its values cannot contain a tensor, wire value or dataclass."""
         made = self.form in ("optional", "list", "row", "tuple", "dict") and all(part.plain for part in self.parts)
         return made or self.form in ("plain", "bytes")
 
     @cached_property
     def ranged(self) -> bool:
-        """Whether plain values of it, or what is in them, have ranges."""
+        """Whether its plain values, or their contents, have ranges."""
         return self.plain and (self.limits is not None or any(part.ranged for part in self.parts))
 
     def wrong(self, value: Any) -> str:
-        """What a plain value must be by its ranges, in words, if it is not; else nothing."""
+        """The range that a plain value violates, in words; empty if it is valid."""
         must = "" if self.limits is None else wrong(self.limits, value)
         return must or next((must for kind, each, *_ in self.inner(value) if (must := kind.wrong(each))), "")
 
     def inner(self, value: Any, path: str = "", marks: Marks = UNMARKED) -> Iterator[tuple[Kind, Any, str, Marks]]:
-        """What a value at a path is made of: types, values, where they stand and how they are marked."""
+        """The contents of a value: their types, values, paths and marks."""
         match self.form:
             case "optional" if value is not None:
                 yield self.parts[0], value, path, marks
@@ -86,7 +85,7 @@ class Kind:
                 yield from kind.leaves(each, where, own)
 
     def types(self, marks: Marks = UNMARKED, within: tuple[Kind, ...] = ()) -> Iterator[tuple[Any, Marks]]:
-        """The types of all leaves there can be, and how they are marked; `within`: which types these stand in."""
+        """The types of all possible leaves, and their marks; `within`: the types that contain these."""
         if not (self.parts or self.fields):
             yield self.of, marks
         for part in self.parts:
@@ -105,8 +104,8 @@ class Field(NamedTuple):
 
 @dataclass(eq=False)
 class Leaf:
-    """A value in a payload that has no fields of its own: a wire value, a tensor, named tensors, or a plain value,
-    which may be a list, tuple or dict of plain ones. `path`: where it stands, as in `blocks[0].theta`."""
+    """A value in a payload without fields of its own: a wire value, a tensor, named tensors, or a plain value, also a
+    list, tuple or dict of plain ones. `path`: its position, as in `blocks[0].theta`."""
 
     path: str
     kind: Kind
@@ -115,18 +114,18 @@ class Leaf:
 
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Its tensors by name; that of a bare tensor is empty."""
+        """Its tensors by name; the name of a bare tensor is empty."""
         if isinstance(self.value, Tensor):
             return {"": self.value}
         return self.value if self.kind.form == "state" else entries_of(self.value)
 
     @property
     def floats(self) -> Iterator[float]:
-        """The numbers of a plain value that are no integers."""
+        """The floats in a plain value."""
         return _floats(self.value) if self.kind.plain else iter(())
 
     def name(self, entry: str) -> str:
-        """What one of its tensors is called."""
+        """The name of one of its tensors."""
         return f"{self.path}[{entry}]" if entry else self.path
 
 
@@ -139,7 +138,7 @@ def _floats(value: Any) -> Iterator[float]:
 
 
 def leaves_of(value: Any) -> list[Leaf]:
-    """The leaves of a payload, or the wire value itself as one; none of None."""
+    """The leaves of a payload, or a wire value itself as the only one; empty for None."""
     if value is None:
         return []
     return list((Kind("wire", type(value)) if is_wire_value(value) else schema_of(type(value))).leaves(value))
@@ -149,8 +148,8 @@ _COMPILED: dict[Any, Kind] = {}
 
 
 def schema_of(cls: Any) -> Kind:
-    """The schema of a dataclass. Raises MethodError if values of it cannot travel: it is no dataclass, or a field is of
-    a wrong type; NameError or AttributeError if its type hints name what is not there (yet)."""
+    """The schema of a dataclass. Raises MethodError if its values cannot travel: it is no dataclass, or a field has a
+    wrong type; NameError or AttributeError if its type hints have names that are not defined (yet)."""
     if cls not in _COMPILED:
         _COMPILED[cls] = _compiled(cls, {})
     return _COMPILED[cls]
@@ -174,7 +173,7 @@ def payload(cls: type[T]) -> type[T]:
     40
     """
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    with suppress(NameError, AttributeError):  # a type of a later line or of itself: checked when it is first sent
+    with suppress(NameError, AttributeError):  # a type that is defined later: checked when it is first sent
         schema_of(made)
     return made
 
@@ -188,7 +187,7 @@ def check_fields(cls: type) -> None:
 
 
 def _compiled(cls: Any, known: dict[Any, Kind]) -> Kind:
-    """The schema of a class; `known`: those of classes it stands in, as it may hold itself."""
+    """The schema of a class; `known`: those of the classes that contain it, for recursive types."""
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise MethodError(f"{type_text(cls)} cannot travel as a message, reply or state: only dataclasses do")
     found = known[cls] = Kind("dataclass", cls)
@@ -204,7 +203,7 @@ def _compiled(cls: Any, known: dict[Any, Kind]) -> Kind:
 
 
 def _kind(hint: Any, known: dict[Any, Kind]) -> Kind | None:
-    """What a type hint stands for; None for what cannot travel. Raises as `schema_of` for fields of dataclasses."""
+    """The kind of a type hint; None if it cannot travel. Raises as `schema_of` for fields of dataclasses."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         kind = _kind(args[0], known)
@@ -238,5 +237,5 @@ def _is_key(hint: Any) -> bool:
 
 
 def type_text(kind: Any) -> str:
-    """A type as people write it."""
+    """A type as written in source code."""
     return kind.__qualname__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)

@@ -1,6 +1,6 @@
-"""Sections of a frame, written and read: as they are, or through zstandard where that gains.
+"""Sections of a frame, written and read: raw, or compressed by zstandard if that is smaller.
 
-Every function here is exact. Decoders take the size they must produce from the receiver and allocate nothing beyond it.
+All functions are exact. Decoders get the output's size from the receiver and allocate no more than that.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from fewbytes.base.errors import FrameError
 
 Array = NDArray[Any]
 Buffer = Array | bytes | memoryview
-GAIN = 0.98  # a plane is compressed only if this is what remains, or less
-SECTION = 24  # bytes a section costs at most besides its own: length, checksum, flag, padding
+GAIN = 0.98  # a plane is compressed only to at most this fraction
+SECTION = 24  # maximum overhead in bytes of a section: length, checksum, flag, padding
 _FREQUENCIES = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, target_length=0, write_checksum=False
 )
 
 
 class Sink(Protocol):
-    """Takes sections in order (the frame being written)."""
+    """Accepts sections in order (the frame being written)."""
 
     def section(self, parts: list[Buffer]) -> None:
-        """Take the parts of the next section."""
+        """Add the next section, given its parts."""
 
 
 class Source(Protocol):
-    """Gives the sections back in the same order (the frame being read)."""
+    """Returns the sections in the same order (the frame being read)."""
 
     def section(self) -> memoryview:
         """The next section. Raises FrameError if there is none."""
 
 
 class _Zstandard(threading.local):
-    """Contexts that are made once a thread: making one costs as much as coding a small plane."""
+    """Contexts, one set per thread: creating one costs as much as coding a small plane."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(compression_params=_FREQUENCIES)
@@ -54,10 +54,10 @@ def size_of(data: Buffer) -> int:
 
 
 def deflate(plane: Array) -> bytes | None:
-    """The plane through zstandard, or None where that gains nothing.
+    """The plane compressed by zstandard, or None if that saves nothing.
 
-    A hash table of 64 places finds runs but hardly any other match: on byte planes that is both faster and smaller
-    than any level, because all there is to gain is the bytes' frequencies. Noise is passed over at memory speed.
+    A hash table of 64 places finds runs but hardly any other match: on byte planes that is both faster and smaller than
+    any compression level, because the only gain is from byte frequencies. Noise is skipped at memory speed.
     """
     data = np.ascontiguousarray(plane).data.cast("B")
     if data.nbytes < 16:
@@ -67,7 +67,7 @@ def deflate(plane: Array) -> bytes | None:
 
 
 def inflate(data: memoryview, size: int) -> bytes:
-    """Undo `deflate`. Raises FrameError unless the data hold exactly `size` bytes; allocates no more than that."""
+    """Undo `deflate`. Raises FrameError unless the data have exactly `size` bytes; allocates no more than that."""
     try:
         if zstandard.frame_content_size(data) != size:
             raise FrameError("length", f"a compressed section does not hold the {size} bytes it must")
@@ -77,7 +77,7 @@ def inflate(data: memoryview, size: int) -> bytes:
 
 
 def get_plane(source: Source, flag: Any, size: int, dtype: Any) -> Array:
-    """A plane of `size` elements: a view of the section where it was stored raw."""
+    """A plane of `size` elements: a view of the section if it was stored raw."""
     section = source.section()
     nbytes = size * np.dtype(dtype).itemsize
     if type(flag) is not int or flag not in (0, 1) or (flag and not nbytes):

@@ -21,8 +21,8 @@ from fewbytes.wire.value import Counted, Reader, Writer
 class Signs:
     """Named float32 tensors as scale * sign. Papers count one bit a value and four bytes for the scale.
 
-    `signs[name]`: int8, -1, 0 or 1; `scale`: float32 (1,). Zeros of either sign stay zeros: which values are zero
-    travels as a mask, which costs a few bytes where none is. The lossy step is `of`.
+    `signs[name]`: int8, -1, 0 or 1; `scale`: float32 (1,). Zeros of either sign stay zeros: a mask of them travels,
+    which takes a few bytes if there are none. `of` is the lossy step.
     """
 
     signs: State
@@ -32,7 +32,7 @@ class Signs:
     def of(cls, state: Mapping[str, Tensor]) -> Self:
         """Scaled sign, C(x) = (||x||_1 / d) sign(x), of all values of the state as one vector x of d.
 
-        A value that is not a number has sign 0 and makes the scale not a number.
+        A NaN has sign 0 and makes the scale NaN.
 
         >>> import fewbytes as fb
         >>> import torch
@@ -56,7 +56,7 @@ class Signs:
         return dict(self._dense)
 
     def write(self, writer: Writer) -> Any:
-        """A mask of what is not zero, one of what of that is positive; the header is [entries, both, scale]."""
+        """Write a mask of non-zeros, and one of the positive among them; the header is [entries, both, scale]."""
         header, entries = writer.entries({name: torch.empty(()).expand(s.shape) for name, s in self.signs.items()})
         signs = np.concatenate([self.signs[e.name].numpy().reshape(-1) for e in entries] or [np.zeros(0, np.int8)])
         signed = signs != 0

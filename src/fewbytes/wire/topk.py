@@ -1,4 +1,4 @@
-"""TopK: a few values of a state, and where they stand."""
+"""TopK: selected values of a state, and their places."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fewbytes.wire import words
 from fewbytes.wire.layout import DTYPES
 from fewbytes.wire.value import Counted, Reader, Writer
 
-INDEX_BITS = 24  # what papers count for an index
-ALL = 16  # dimensions a tensor has at most
+INDEX_BITS = 24  # the papers' count for an index
+ALL = 16  # maximum dimensions of a tensor
 
 
 @dataclass(frozen=True, eq=False)
 class TopK:
-    """Chosen values of named tensors, usually the largest. Papers count a value's bytes and 24 bits for each index.
+    """Selected values of named tensors, usually the largest. Papers count a value's bytes and 24 bits for each index.
 
     (Fed-KGF, 3.4; on the wire the indices of a random choice take about log2 C(d, k) bits.) `shapes[name]`: the
-    tensor's; `indices[name]`: places in its flattened first `depth` dimensions, int64 (k,), rising; `values[name]`:
-    (k, n), what stands there: n is 1, or with a smaller `depth` the size of the other dimensions. The lossy step is
-    `of`: all other values are dropped and read as 0.
+    tensor's; `indices[name]`: places in its flattened first `depth` dimensions, int64 (k,), ascending; `values[name]`:
+    (k, n), the values there: n is 1, or with a smaller `depth` the size of the other dimensions. `of` is the lossy
+    step: all other values are dropped and read as 0.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -41,7 +41,7 @@ class TopK:
     def of(cls, state: Mapping[str, Tensor], indices: Mapping[str, Tensor], depth: int = ALL) -> Self:
         """Keep `state[name]` at `indices[name]` (distinct, rising); all tensors of one type.
 
-        `depth` 2 keeps whole kernels of convolutions. Raises MethodError for indices that are not.
+        `depth` 2 keeps whole kernels of convolutions. Raises MethodError for indices that are not distinct and rising.
 
         >>> import fewbytes as fb
         >>> import torch
@@ -111,7 +111,7 @@ class TopK:
         )
 
     def states(self) -> State:
-        """The tensors, zero where nothing was chosen."""
+        """The tensors, zero at places that are not selected."""
         return self._dense
 
     def numbers(self) -> State:
@@ -131,10 +131,10 @@ class TopK:
 
 
 def _split(shape: tuple[int, ...], depth: int) -> tuple[int, int]:
-    """How many places a tensor's first `depth` dimensions have, and how many values stand at each."""
+    """Number of places in a tensor's first `depth` dimensions, and number of values at each."""
     return math.prod(shape[:depth]), math.prod(shape[depth:])
 
 
 def largest(value: Tensor, k: int) -> Tensor:
-    """The places of the k largest magnitudes in the flattened tensor, rising; not-a-number counts as largest."""
+    """The places of the k largest magnitudes in the flattened tensor, ascending; NaN counts as largest."""
     return value.abs().reshape(-1).topk(k, sorted=False).indices.sort().values

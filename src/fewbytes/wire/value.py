@@ -1,4 +1,4 @@
-"""What a wire value is: a value that knows how it travels, and what it writes to and reads from."""
+"""The protocol of wire values, which write and read themselves, and of what they write to and read from."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fewbytes.wire.sections import Array, Buffer
 
 
 class Writer(Protocol):
-    """Takes what a value is made of. Each function gives what stands for it in the frame's header."""
+    """Accepts the parts of a value. Each method returns the item for the frame's header."""
 
     coded: bool
 
     def section(self, parts: list[Buffer]) -> None:
-        """Write bytes as they are, one part after another; the header says nothing of them."""
+        """Write raw bytes, one part after another; the header has no item for them."""
 
     def entries(self, state: Mapping[str, Tensor]) -> tuple[Any, list[Entry]]:
-        """Say which entries travel: the header, and the entries in the order they travel."""
+        """The header's item for the entries that travel, and these in order."""
 
     def numbers(self, tensors: Sequence[Tensor], bases: Sequence[Array | None]) -> Any:
-        """Write tensors of one type as one value; `bases`: the bits that each is likely to be near."""
+        """Write tensors of one type as one value; `bases`: bits that each is likely to be close to."""
 
     def bits(self, mask: Array) -> Any:
         """Write a flat bool array."""
@@ -36,23 +36,23 @@ class Writer(Protocol):
         """Write distinct places below `size`, int64 and rising."""
 
     def values(self, tensors: Sequence[Tensor], places: Sequence[Place], lossy: bool = True) -> Any:
-        """Write the values, of one type, that stand at these places; if `lossy`, a run may have them rounded."""
+        """Write values of one type at these places; if `lossy`, a run may have them rounded."""
 
     def state(self, state: Mapping[str, Tensor], lossy: bool = False) -> Any:
         """Write named tensors of any types; if `lossy`, a run may have them rounded."""
 
 
 class Reader(Protocol):
-    """Gives back what a `Writer` took, by what stands in the header. All raise FrameError for anything else."""
+    """Returns the parts that a `Writer` accepted, given the header's items; raises FrameError for anything else."""
 
     def section(self) -> memoryview:
         """The next section."""
 
     def spend(self, nbytes: int) -> None:
-        """Count bytes that will be allocated against what the receiver is ready to hold."""
+        """Count bytes, before they are allocated, against the receiver's limit."""
 
     def spend_dense(self, entries: Sequence[Entry]) -> None:
-        """Count what the entries take once a value that holds less of them is made dense."""
+        """Count the dense size of entries against the limit, for values that have only parts of them."""
 
     def entries(self, header: Any) -> list[Entry]:
         """The entries, in the order they travel."""
@@ -67,7 +67,7 @@ class Reader(Protocol):
         """Distinct places below `size`, int64 and rising."""
 
     def values(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> list[Tensor]:
-        """For each place a flat tensor."""
+        """A flat tensor for each place."""
 
     def state(self, header: Any) -> State:
         """Named tensors."""
@@ -75,31 +75,31 @@ class Reader(Protocol):
 
 @runtime_checkable
 class WireValue(Protocol):
-    """A value that knows how it travels. What is lossy happened when it was made; writing and reading are exact."""
+    """A value that writes and reads itself. Lossy steps happen when it is made; writing and reading are exact."""
 
     def write(self, writer: Writer) -> Any:
-        """Write the arrays as sections; return what stands in the frame's header (packable by msgpack)."""
+        """Write the arrays as sections; return the item for the frame's header (packable by msgpack)."""
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
-        """Undo `write`. Raises FrameError for anything `write` would not have written."""
+        """Undo `write`. Raises FrameError for anything that `write` would not have written."""
 
     def states(self) -> State:
         """The tensors by name that a reply to this value may be coded against."""
 
     def numbers(self) -> State:
-        """The numbers it holds, by name: finite exactly where those of `states` are, which are not made for it."""
+        """Its numbers by name: finite exactly where those of `states` are, without computing these."""
 
     def counted(self) -> Counted:
-        """What papers count for this value."""
+        """The papers' count for this value."""
 
     @staticmethod
     def describe(header: Any) -> list[str]:
-        """What `write` put in the header, in lines for people; of another header it may raise anything."""
+        """The header's item from `write`, described in lines; may raise anything for another item."""
 
 
 def is_wire_value(value: Any) -> TypeGuard[WireValue]:
-    """Whether a value knows how it travels. Asked of each class once: of a protocol Python takes long to say."""
+    """Whether a value is a wire value. Cached by class, as checking a protocol is slow in Python."""
     kind: Any = type(value)
     return _is_wire_class(kind)
 
@@ -111,7 +111,7 @@ def _is_wire_class(kind: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """What papers count: bytes of the values themselves, and mask entries at one bit each."""
+    """The papers' count: bytes of the values themselves, and mask entries at one bit each."""
 
     value_bytes: int = 0
     mask_bits: int = 0
@@ -126,8 +126,8 @@ class Counted:
 
 
 def entries_of(value: Any) -> Mapping[str, Tensor]:
-    """The tensors of a wire value by name: those a reply may be coded against or, if there are none, those it holds; of
-    anything else none."""
+    """Tensors of a wire value by name: those a reply may be coded against or, if none, all of them; empty for other
+    values."""
     if not is_wire_value(value):
         return {}
     if states := value.states():

@@ -1,4 +1,4 @@
-"""What payloads write to and read from: sections of a frame, coded against the message that a reply answers."""
+"""Writer and reader of payloads: sections of a frame, coded against the message that a reply answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fewbytes.wire.words import CHANGES, ROUNDED
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """The message a reply answers, held by both ends: its frame's digest and its tensors by name."""
+    """The message that a reply answers, known to both ends: its frame's digest and its tensors by name."""
 
     digest: bytes
     tensors: Mapping[str, Tensor]
@@ -36,16 +36,16 @@ class Base:
         self._versions.update({name: tensor._version for name, tensor in self.tensors.items()})
 
     def changed(self) -> list[str]:
-        """Names of tensors that were changed in place since the message was sent: nothing can be coded against them."""
+        """Names of tensors that were changed in place after the message was sent: nothing can be coded against them."""
         return [name for name, tensor in self.tensors.items() if tensor._version != self._versions[name]]
 
     def tensor(self, entry: Entry) -> Tensor | None:
-        """The tensor of the entry's name; None if there is no equally laid-out one."""
+        """The tensor with the entry's name; None if its type or shape differs, or it is missing."""
         tensor = self.tensors.get(entry.name)
         return tensor if entry.describes(tensor) else None
 
     def words(self, entry: Entry) -> Array | None:
-        """Its bits, flat."""
+        """The tensor's bits, flat."""
         tensor = self.tensor(entry)
         if tensor is None:
             return None
@@ -55,7 +55,7 @@ class Base:
 
     @classmethod
     def together(cls, bases: Sequence[Base]) -> Base | None:
-        """Several messages that came at once, of equal names the last one's tensors; None for none."""
+        """Several messages that arrived together as one base, of equal names the last tensor; None for no message."""
         if len(bases) < 2:
             return bases[0] if bases else None
         merged = {name: tensor for base in bases for name, tensor in base.tensors.items()}
@@ -87,7 +87,7 @@ class FrameWriter:
     def __init__(self, layout: Layout | None, base: Base | None, coded: bool, lossy: Lossy | None = None) -> None:
         self.layout, self.base, self.coded, self.lossy = layout, base, coded, lossy
         self.path, self.marks = "", frozenset[str]()
-        """Where the value stands that is written, and how its field is marked."""
+        """The current value's path, and the marks of its field."""
         self.sections: list[list[Buffer]] = []
 
     def section(self, parts: list[Buffer]) -> None:
@@ -95,7 +95,7 @@ class FrameWriter:
         self.sections.append(parts)
 
     def entries(self, state: Mapping[str, Tensor]) -> tuple[Any, list[Entry]]:
-        """The header that tells which entries travel, and these in the order they travel.
+        """The header's item for the entries that travel, and these in order.
 
         True: all of the layout; bytes: a bitset over the layout; else a list of (name, type, shape).
         """
@@ -109,7 +109,7 @@ class FrameWriter:
         return (True if chosen.all() else np.packbits(chosen, bitorder="little").tobytes()), entries
 
     def numbers(self, tensors: Sequence[Tensor], bases: Sequence[Array | None]) -> Any:
-        """Write tensors of one type as one value; `bases` are what `base_of` gave for each."""
+        """Write tensors of one type as one value; `bases`: arrays from `Base.words`, None for no base."""
         floating = tensors[0].is_floating_point() if tensors else True
         arrays = [flat_words(t) for t in tensors]
         known = _filled(bases, [a.size for a in arrays], arrays[0].dtype.itemsize) if arrays and self.coded else None
@@ -120,11 +120,11 @@ class FrameWriter:
         return run_lengths.encode_bits(self, mask, self.coded)
 
     def places(self, places: Array, size: int) -> Any:
-        """Write distinct places below `size`, int64 and rising."""
+        """Write distinct places below `size`, int64 and ascending."""
         return run_lengths.encode_places(self, places, size, self.coded)
 
     def values(self, tensors: Sequence[Tensor], places: Sequence[Place], lossy: bool = True) -> Any:
-        """Write the values, of one type, that stand at these places; if `lossy`, a run may have them rounded."""
+        """Write values of one type at these places; if `lossy`, a run may have them rounded."""
         base = self.base if self.coded else None
         rounded = None
         if lossy and self.lossy is not None and EXACT in self.marks:
@@ -139,8 +139,8 @@ class FrameWriter:
         return header if rounded is None else [ROUNDED, *rounded, header]
 
     def _lasting(self, entry: Entry) -> bool:
-        """Whether a tensor is one of the model's, or of the message it answers: those go on from round to round, unless
-        its field says otherwise."""
+        """Whether a tensor is one of the model's, or of the message it answers, and so continues from round to round,
+        unless its field is marked FRESH."""
         if FRESH in self.marks:
             return False
         if self.layout is None or (self.base is not None and self.base.tensor(entry) is not None):
@@ -158,9 +158,9 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Gives a payload's sections back; wire values call its methods.
+    """Returns a payload's sections; wire values call its methods.
 
-    Its arrays take at most `limit` bytes, with those that values become once they are made dense.
+    Its arrays take at most `limit` bytes, including the dense form of values.
     """
 
     def __init__(self, parsed: Parsed, layout: Layout | None, base: Base | None, limit: int) -> None:
@@ -188,17 +188,17 @@ class FrameReader:
             raise FrameError("length", "the frame has more sections than its header needs")
 
     def spend(self, nbytes: int) -> None:
-        """Count bytes that will be allocated against the limit."""
+        """Count bytes, before they are allocated, against the limit."""
         self._left -= nbytes
         if self._left < 0:
             raise FrameError("length", "the payload is larger than this receiver is ready to hold")
 
     def spend_dense(self, entries: Sequence[Entry]) -> None:
-        """Count what the entries take once a value that holds less of them is made dense."""
+        """Count the dense size of entries against the limit, for values that have only parts of them."""
         self.spend(sum(entry.nbytes for entry in entries))
 
     def entries(self, header: Any) -> list[Entry]:
-        """The entries, in the order they travel, that a header of `FrameWriter.entries` tells. Raises FrameError."""
+        """The entries in order, given a header from `FrameWriter.entries`. Raises FrameError."""
         if header is True and self.layout is not None:
             return list(self.layout.entries)
         if isinstance(header, bytes) and self.layout is not None:
@@ -223,7 +223,7 @@ class FrameReader:
         return entries
 
     def numbers(self, header: Any, dtype: torch.dtype, sizes: Sequence[int], bases: Sequence[Array | None]) -> Tensor:
-        """Read what `FrameWriter.numbers` wrote: one flat tensor of sum(sizes) elements."""
+        """Read the output of `FrameWriter.numbers`: one flat tensor of sum(sizes) elements."""
         total = sum(sizes)
         masked = isinstance(header, list) and header[:1] == [CHANGES]
         self.spend(total * (dtype.itemsize + masked))
@@ -233,19 +233,19 @@ class FrameReader:
         return tensor_of(coding.decode_numbers(self, header, total, words, known, floating), dtype)
 
     def bits(self, header: Any, size: int) -> Array:
-        """Read what `FrameWriter.bits` wrote."""
+        """Read the output of `FrameWriter.bits`."""
         self.spend(size)
         return run_lengths.decode_bits(self, header, size)
 
     def places(self, header: Any, size: int) -> Array:
-        """Read what `FrameWriter.places` wrote."""
+        """Read the output of `FrameWriter.places`."""
         self.spend(size)
         places = run_lengths.decode_places(self, header, size)
         self.spend(places.nbytes)
         return places
 
     def values(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> list[Tensor]:
-        """Read what `FrameWriter.values` wrote: for each place a flat tensor."""
+        """Read the output of `FrameWriter.values`: a flat tensor for each place."""
         match header:
             case [int(kind), bytes(ways), *rest] if kind == ROUNDED and len(rest) == 4 and len(ways) == len(places):
                 self.spend(
@@ -265,7 +265,7 @@ class FrameReader:
         return flat.split_with_sizes(sizes)
 
     def state(self, header: Any) -> State:
-        """Read what `FrameWriter.state` wrote."""
+        """Read the output of `FrameWriter.state`."""
         match header:
             case [names, list(groups)]:
                 entries = self.entries(names)
@@ -291,14 +291,14 @@ def _by_type(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def _filled(bases: Sequence[Array | None], sizes: Sequence[int], width: int) -> list[Array] | None:
-    """The bases with zeros where there is none, or None if there is none at all."""
+    """The bases, with zeros for missing ones, or None if all are missing."""
     if all(base is None for base in bases):
         return None
     return [np.zeros(n, f"u{width}") if base is None else base for n, base in zip(sizes, bases, strict=True)]
 
 
 def _base_values(base: Base | None, place: Place) -> Tensor | None:
-    """What a message holds at a place, flat."""
+    """The message's values at a place, flat."""
     tensor = None if base is None else base.tensor(place.entry)
     if tensor is None:
         return None
@@ -307,6 +307,6 @@ def _base_values(base: Base | None, place: Place) -> Tensor | None:
 
 
 def _base_words(base: Base | None, place: Place) -> Array | None:
-    """The same as bits."""
+    """The message's bits at a place, flat."""
     known = None if base is None else base.words(place.entry)
     return known if known is None or place.kept is None else known.take(np.flatnonzero(place.kept))

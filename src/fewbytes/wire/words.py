@@ -1,4 +1,4 @@
-"""What a frame's header says: its codes, and words for people, which may raise anything for a damaged header."""
+"""Codes in a frame's header, and descriptions of header items, which may raise anything for a damaged header."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 RAW, PLANES, DIFFERENCES, ROUNDED, CHANGES = 0, 1, 2, 3, 4
 """Codings of numbers (`fewbytes.wire.coding`; ROUNDED: some of them are rounded, `fewbytes.wire.lossy`)."""
 UNROUNDED, ITSELF, DIFFERENCE = 0, 1, 2
-"""How a tensor of them travels: unchanged, rounded, or its difference rounded."""
+"""How a tensor among rounded numbers travels: unchanged, rounded, or as a rounded difference."""
 CODINGS = {
     RAW: "raw", PLANES: "planes", DIFFERENCES: "difference to the base", CHANGES: "what differs from the base"
 }  # fmt: skip
-SHOWN = 40  # entries of a value that are listed
+SHOWN = 40  # maximum number of entries listed
 
 
 def named(header: Any) -> list[str]:
@@ -21,7 +21,7 @@ def named(header: Any) -> list[str]:
 
 
 def entries(header: Any) -> list[str]:
-    """Which entries travel."""
+    """The entries that travel."""
     if header is True:
         return ["all entries of the model"]
     if isinstance(header, bytes):
