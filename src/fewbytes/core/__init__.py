@@ -1,1 +1,1 @@
-"""What a method, its network, its clients' sites and their training are."""
+"""Methods, their networks, client sites and local training."""

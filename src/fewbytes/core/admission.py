@@ -1,4 +1,4 @@
-"""Admission of replies: what one may say before anything touches the server's state."""
+"""Admission of replies: checks before a reply can touch the server's state."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from fewbytes.wire.schema import Leaf, Marks
 from fewbytes.wire.value import entries_of
 
 GROWTH = 1000.0
-"""How many times the norm of what it was sent, or of its first model, the parameters in a client's reply may have,
-where targets are not of any scale."""
+"""Maximum norm of the parameters in a client's reply, as a multiple of the norm of the message or of the first model,
+unless targets may have any scale."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What is known of a reply before it comes: the client's model, which names are not of its parameters, the message
-    it answers (None: nothing was sent), the tensors of all messages that came with it, how many samples the client has
-    to train on, in all and of each class (None: not known), the norm of its first model, and the largest norm of all
-    the reply's numbers; how many times the norm of what the client was sent its parameters may have; and whether values
-    are hidden by masks, so that their types say nothing."""
+    """Known facts about a reply before it arrives. `layout`: of the client's model; `statistics`: its entries that are
+    not parameters. `sent`: the answered message (None: none); `tensors`: of all messages that came with it. `samples`,
+    `classes`: numbers of training samples, in all and per class (None: unknown). `first`: the first model's norm;
+    `most`: the maximum norm of all the reply's numbers. `growth`: the maximum norm of its parameters, as a multiple of
+    the message's. `hidden`: whether masks hide values, so that types are meaningless."""
 
     layout: Layout
     statistics: Set[str]
@@ -57,20 +57,20 @@ class Expected:
 
 
 def finite_norm(leaves: Sequence[Leaf], hint: str) -> float:
-    """The Euclidean norm of all floating-point numbers of a payload together, given its leaves. Raises FrameError if
-    one of them is not finite; `hint`: why."""
+    """The Euclidean norm of all floating-point numbers of a payload together, given its leaves. Raises FrameError if a
+    number is not finite; `hint`: the likely reason."""
     size = norm(
         (tensor for leaf in leaves for tensor in leaf.tensors.values()),
         (number for leaf in leaves for number in leaf.floats),
     )
-    if not math.isfinite(size):  # numbers may be, all the same, which are beyond what a norm can be
+    if not math.isfinite(size):  # the numbers may be finite, but too large for a finite norm
         check_finite(leaves, hint)
     return size
 
 
 def admit(leaves: Sequence[Leaf], size: float, known: Expected) -> None:
-    """Raises FrameError for a payload, given its leaves, whose fields are not what their types say (`Meta(ge=0)`, and
-    the marks of `fewbytes.base.ranges`), or whose numbers are too large together: `size` is their norm."""
+    """Raises FrameError for a payload, given its leaves, whose fields violate their types (`Meta(ge=0)`, and the marks
+    of `fewbytes.base.ranges`), or whose norm `size` is too large."""
     try:
         marked = _marked(leaves)
         for (marks, mixed), entries in marked:
@@ -92,8 +92,8 @@ def admit(leaves: Sequence[Leaf], size: float, known: Expected) -> None:
 
 
 def like(**fields: State | None) -> Callable[[Any, Any], None]:
-    """A check for `Network.call`: that wire values of a reply have the entries of these states, in their types and
-    shapes, and no other; None: that there is no such value."""
+    """A check for `Network.call`: wire values of a reply have exactly the entries of these states, in their types and
+    shapes; None: the reply has no such value."""
     expected = {name: forms_of(state or {}) for name, state in fields.items()}
 
     def check(client: Any, reply: Any) -> None:
@@ -107,29 +107,28 @@ def like(**fields: State | None) -> Callable[[Any, Any], None]:
 
 
 def check_like(entries: Mapping[str, Tensor], state: State) -> None:
-    """Raises MethodError unless these are the entries of the state, in their types and shapes."""
+    """Raises MethodError unless these are exactly the entries of the state, in their types and shapes."""
     _check_entries(entries, forms_of(state))
 
 
 def norm(tensors: Iterable[Tensor], numbers: Iterable[float] = ()) -> float:
-    """The Euclidean norm of all floating-point tensors, and of numbers, together; not finite if one is not."""
+    """The Euclidean norm of all floating-point tensors and numbers together; not finite if one of them is not."""
     floating, numbers = [tensor for tensor in tensors if tensor.is_floating_point()], list(numbers)
     sizes = [float(size) for size in torch._foreach_norm(floating)] if floating else []
-    if not math.isfinite(found := math.hypot(*sizes, *numbers)):  # in a tensor's own type, which is fast, or too narrow
+    if not math.isfinite(found := math.hypot(*sizes, *numbers)):  # own types are fast, but may overflow
         sizes = [float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in floating]
         found = math.hypot(*sizes, *numbers)
     return found
 
 
 ENTRIES: Marks = frozenset({SENT, WHOLE, PART, LEARNT, STATISTICS})
-"""What is said of a wire value's entries."""
+"""The marks about a wire value's entries."""
 Marked = tuple[tuple[Marks, bool], dict[str, Tensor]]
-"""How wire values are marked, and whether they travel as one type, whatever types the model's entries are of; and their
-entries."""
+"""The marks of wire values, whether all travel as one type whatever the model's types, and their entries."""
 
 
 def _marked(leaves: Sequence[Leaf]) -> list[Marked]:
-    """The wire values that are marked; of those that are as sent, all that are marked alike together."""
+    """The wire values with marks; those marked SENT with equal marks are merged."""
     found: list[Marked] = []
     sent: dict[tuple[Marks, bool], dict[str, Tensor]] = {}
     for leaf in leaves:
@@ -144,7 +143,7 @@ def _marked(leaves: Sequence[Leaf]) -> list[Marked]:
 
 
 def _expected(marks: Marks, known: Expected) -> Forms | None:
-    """The entries that marks stand for, by name; None where nothing was sent, or they do not say."""
+    """The expected entries by name, given marks; None if nothing was sent, or the marks leave them open."""
     if marks == {LEARNT} or (SENT in marks and known.sent is None):
         return None
     expected = forms_of(entries_in(known.sent)) if SENT in marks else known.layout.forms
@@ -169,8 +168,8 @@ def _check_entries(
 
 
 def _may_be(dtype: torch.dtype, name: str, expected: Forms, mixed: bool) -> bool:
-    """Whether an entry may be of a type that is not the expected one: changes of values of other types may travel as
-    float32; values of several types together as that, or as one of these, of which numbers are."""
+    """Whether an entry may have a type other than the expected one. Floats may travel as float32; several types
+    together may travel as float32, or as one of their floating-point types."""
     if dtype == torch.float32 and (mixed or expected[name][0].is_floating_point):
         return True
     return mixed and dtype.is_floating_point and dtype in {each for each, _ in expected.values()}
@@ -181,7 +180,7 @@ def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def _check_growth(marked: Sequence[Mapping[str, Tensor]], known: Expected) -> None:
-    """Raises MethodError for parameters of a norm that no training gives them in a round: clients that were sent their
+    """Raises MethodError for parameters of a norm that no training reaches in a round: clients that were sent their
     mean would train on to numbers that are refused, too."""
     size = norm(value for entries in marked for name, value in entries.items() if name not in known.statistics)
     before = max(known.first, norm(known.tensors.values()))
@@ -193,7 +192,7 @@ def _check_growth(marked: Sequence[Mapping[str, Tensor]], known: Expected) -> No
 
 
 def _check_data(leaf: Leaf, known: Expected) -> None:
-    """Raises MethodError for a field that says other things of the client's training samples than are known."""
+    """Raises MethodError for a field that contradicts the known facts about the client's training samples."""
     samples, classes, name, value = known.samples, known.classes, leaf.path, leaf.value
     if OF_TRAINING in leaf.marks and samples is not None and value != samples:
         raise MethodError(f"{name} is {value}, but the client has {samples} samples to train on")
@@ -218,7 +217,7 @@ def _check_data(leaf: Leaf, known: Expected) -> None:
 
 
 def _check_numbers(leaf: Leaf) -> None:
-    """Raises MethodError for tensors that no honest client has: of a variance below zero, a count beyond all."""
+    """Raises MethodError for tensors that no honest client has: a negative variance, or a counter beyond all limits."""
     for name, tensor in leaf.tensors.items():
         if tensor.is_floating_point():
             if name.endswith("running_var") and tensor.numel() and float(tensor.min()) < 0:
@@ -228,7 +227,7 @@ def _check_numbers(leaf: Leaf) -> None:
 
 
 def _largest(whole: Tensor) -> int:
-    """The largest magnitude of whole numbers."""
+    """The maximum magnitude of integers."""
     if whole.numel() < 2:
         return abs(int(whole)) if whole.numel() else 0
     return max(abs(int(end)) for end in whole.aminmax())

@@ -1,9 +1,9 @@
-"""What a server may take instead of the mean of clients' states, so that some of them may lie.
+"""Robust aggregation rules: alternatives to the mean of clients' states that tolerate some malicious clients.
 
-The rules are pure functions of a list of states, named tensors of the same shapes. Sums are in float64; a result is of
-the entries' own types. Counters (integers) are no part of a state as a vector; but for Krum, which takes a whole state,
-and the trimmed mean they take their median, rounded. As replies are added in the order clients were asked, results are
-the same in whatever order they came.
+The rules are pure functions of a list of states, named tensors of the same shapes. Sums are in float64; results have
+the entries' own types. A state as a vector excludes its counters (integers). Krum takes counters of whole states, the
+trimmed mean trims them; other rules use their rounded median. Replies are added in the order clients were asked, so
+results do not depend on arrival order.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.rules import ENTRY_RULES, Rule
 
 SMOOTHING = 1e-6  # nu of RFA
-ITERATIONS = 100  # of Weiszfeld's algorithm at most
-VOTERS = 3  # fewer hold no vote: of two, one that lies would have half of it
-CLOSE = 1e-6  # it has ended where no client's part changes by more, relatively
+ITERATIONS = 100  # maximum, of Weiszfeld's algorithm
+VOTERS = 3  # minimum for a vote: of two voters, a malicious one would have half of the vote
+CLOSE = 1e-6  # convergence: no client's share changes by more, relatively
 
 
 def median(states: Sequence[State]) -> State:
     """The median of every coordinate: Yin, Chen, Kannan, Bartlett, "Byzantine-Robust Distributed Learning: Towards
-    Optimal Statistical Rates", ICML 2018, Definition 1. Of an even number the mean of the two in the middle."""
+    Optimal Statistical Rates", ICML 2018, Definition 1. For an even number, the mean of the middle two."""
     n = len(states)
     return _by_coordinate(states, lambda ordered: (ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
 
 
 def trimmed_mean(states: Sequence[State], part: float) -> State:
-    """The mean of every coordinate without its largest and its smallest values, `part` of all at either end: Yin et al.
-    2018, Definition 2. Their number is rounded up, but at least one value stays."""
+    """The mean of every coordinate without a fraction `part` of values at either end: Yin et al. 2018, Definition 2.
+    The number removed is rounded up, but at least one value stays."""
     n = len(states)
     cut = min(math.ceil(part * n - 1e-9), (n - 1) // 2)
     return _by_coordinate(states, lambda ordered: ordered[cut : n - cut].mean(0))
 
 
 def krum_scores(states: Sequence[State], malicious: int) -> Tensor:
-    """s(i) of Krum, (n,): the squared distances of a state to the n - f - 2 others nearest to it, added up. Blanchard,
-    El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS
+    """s(i) of Krum, (n,): the sum of squared distances of a state to its n - f - 2 nearest others. Blanchard, El
+    Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS
     2017."""
     distances = squared_distances(states).fill_diagonal_(math.inf)
     return distances.sort(1).values[:, : len(states) - malicious - 2].sum(1)
 
 
 def krum(states: Sequence[State], malicious: int) -> State:
-    """The state of the lowest score; of equal ones the first."""
+    """The state with the lowest score; the first of equal ones."""
     return states[int(krum_scores(states, malicious).argmin())]
 
 
 def multi_krum(states: Sequence[State], malicious: int) -> State:
-    """The plain mean of the m = n - f states of the lowest scores (Blanchard et al. 2017, Multi-Krum)."""
+    """The plain mean of the m = n - f states with the lowest scores (Blanchard et al. 2017, Multi-Krum)."""
     chosen = krum_scores(states, malicious).argsort(stable=True)[: len(states) - malicious].sort().values.tolist()
     return weighted_mean([states[i] for i in chosen], [1.0] * len(chosen))
 
 
 def geometric_median(states: Sequence[State], weights: Sequence[float]) -> State:
-    """The point of the least weighted sum of distances to the states: Pillutla, Kakade, Harchaoui, "Robust Aggregation
-    for Federated Learning", IEEE TSP 2022, by its smoothed Weiszfeld algorithm.
+    """The point with the least weighted sum of distances to the states: Pillutla, Kakade, Harchaoui, "Robust
+    Aggregation for Federated Learning", IEEE TSP 2022, by its smoothed Weiszfeld algorithm.
 
-    The paper, where an iteration is an exchange, has 3 from the mean; here they cost none: at most 100 from the median,
-    until no client's part changes by a millionth. In the first those nearer than the median distance count alike, as a
-    client that is the median would hold on to it.
+    In the paper an iteration is an exchange, and 3 start from the mean. Here iterations are free: at most 100 from the
+    median, until no client's share changes by a millionth. In the first, clients nearer than the median distance weigh
+    the same: else the iteration would stay at a client that is the median.
     """
     point, alpha = median(states), torch.tensor(weights, dtype=torch.float64)
     parts, nearest = torch.ones_like(alpha), 0.0
@@ -81,20 +81,20 @@ def geometric_median(states: Sequence[State], weights: Sequence[float]) -> State
 
 
 def norm_clipped(states: Sequence[State], around: Mapping[str, Tensor], largest: float | None = None) -> list[State]:
-    """The states with no update of more than the largest norm M, updates times min(1, M / norm): Sun, Kairouz, Suresh,
-    McMahan, "Can You Really Backdoor Federated Learning?", 2019. M is by default the median of these updates' norms.
+    """The states after scaling updates by min(1, M / norm): Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor
+    Federated Learning?", 2019. M is `largest`, by default the median of these updates' norms.
 
-    An update is what a state adds to `around`; an entry that `around` lacks counts from 0. Running statistics move so
-    much more than weights that they would be all of a norm: they are clipped apart, to the median of theirs. A state of
-    which nothing is clipped is the same object.
+    An update is a state's difference to `around`; entries missing there count from 0. Running statistics move so much
+    more than weights that they would dominate a norm: they are clipped separately, to the median of theirs. A state
+    that needs no clipping is returned as the same object.
     """
     return _apart(states, largest, lambda part, most: _clipped(part, around, most, [1.0] * len(part)))
 
 
 def evenly_clipped(states: Sequence[State], around: Mapping[str, Tensor], largest: float | None = None) -> list[State]:
-    """The same of states that may be of different entries: an update's norm is by the square root of its number of
-    values, so that who sends a part of the model moves that no further than the others move theirs. One without
-    values is as it was."""
+    """`norm_clipped` for states with different entries. An update's norm is divided by the square root of its number of
+    values: a client with part of the model moves it no further than others move theirs. Without values it is
+    unchanged."""
 
     def even(part: Sequence[State], most: float | None) -> list[State]:
         return _clipped(part, around, most, [math.sqrt(_values(state)) for state in part])
@@ -105,7 +105,7 @@ def evenly_clipped(states: Sequence[State], around: Mapping[str, Tensor], larges
 def _apart(
     states: Sequence[State], largest: float | None, clip: Callable[[Sequence[State], float | None], list[State]]
 ) -> list[State]:
-    """`clip` of what is learnt, and of running statistics, each among those that sent any."""
+    """Apply `clip` to learnt entries and to running statistics separately, each among the clients that sent any."""
     found: list[State] = [dict(state) for state in states]
     changed: set[int] = set()
     for statistics in (False, True):
@@ -123,7 +123,7 @@ def _apart(
 def _clipped(
     states: Sequence[State], around: Mapping[str, Tensor], largest: float | None, units: Sequence[float]
 ) -> list[State]:
-    """Updates, whose norms are in these units, no longer than `largest` or the median."""
+    """Updates, with norms in these units, clipped to `largest` or the median."""
     norms = [update_norm(state, around) / unit for state, unit in zip(states, units, strict=True)]
     if largest is None:
         largest = float(torch.tensor(norms, dtype=torch.float64).quantile(0.5)) if norms else 0.0
@@ -143,8 +143,8 @@ def _values(state: Mapping[str, Tensor]) -> int:
 
 
 def vote(values: Tensor, sent: Tensor, part: float | None = None) -> Tensor:
-    """Of every coordinate of `values` (n, …) the median over those that `sent` it (n, …), bool, or the mean of theirs
-    without `part` of them at either end, as `trimmed_mean` has it; 0 where nobody did. In float64."""
+    """For every coordinate of `values` (n, …), the median over the clients with `sent` (n, …), bool; with `part`, the
+    mean without a fraction `part` at either end, as `trimmed_mean`; 0 if nobody sent it. In float64."""
     ordered = torch.where(sent, values.double(), math.inf).sort(0).values
     count = sent.sum(0, keepdim=True)
     if part is None:
@@ -157,7 +157,7 @@ def vote(values: Tensor, sent: Tensor, part: float | None = None) -> Tensor:
 
 
 def _moved(value: Tensor, start: Tensor | None, part: float) -> Tensor:
-    """A part of the way from `start` (none: 0) to a value; a counter as it is."""
+    """The point a fraction `part` of the way from `start` (None: 0) to a value; counters are returned as they are."""
     if not value.is_floating_point():
         return value
     start = torch.zeros(()) if start is None else start
@@ -165,13 +165,13 @@ def _moved(value: Tensor, start: Tensor | None, part: float) -> Tensor:
 
 
 def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> State:
-    """The mean, but of counters the median."""
+    """The weighted mean; for counters the median."""
     parts = torch.tensor(weights, dtype=torch.float64)
     return _in_parts(states, parts / parts.sum())
 
 
 def update_norm(state: Mapping[str, Tensor], around: Mapping[str, Tensor]) -> float:
-    """The norm of what a state adds to `around`, counters aside."""
+    """The norm of a state's difference to `around`, without counters."""
     changes = (value.double() - around.get(name, 0) for name, value in state.items() if value.is_floating_point())
     return math.sqrt(sum(float(change.square().sum()) for change in changes))
 
@@ -192,7 +192,7 @@ def _typed(value: Tensor, like: Tensor) -> Tensor:
 
 
 def _by_coordinate(states: Sequence[State], of: Callable[[Tensor], Tensor]) -> State:
-    """`of` the values of every coordinate, in ascending order (n, …)."""
+    """Apply `of` to the values of every coordinate, in ascending order (n, …)."""
     return {
         name: _typed(of(torch.stack([state[name].double() for state in states]).sort(0).values), first)
         for name, first in states[0].items()
@@ -200,7 +200,7 @@ def _by_coordinate(states: Sequence[State], of: Callable[[Tensor], Tensor]) -> S
 
 
 def _in_parts(states: Sequence[State], parts: Tensor) -> State:
-    """The sum of the states in these parts (n,), but of counters the median."""
+    """The sum of the states in proportions `parts` (n,); for counters the median."""
     total: State = {}
     for name, first in states[0].items():
         if first.is_floating_point():
@@ -213,12 +213,12 @@ def _in_parts(states: Sequence[State], parts: Tensor) -> State:
 
 
 class RobustMean:
-    """What stands in for `Mean` and `EntryMeans` where a run has another rule; holds all that was added.
+    """Replaces `Mean` and `EntryMeans` in runs with another rule; keeps all added states in memory.
 
-    `around`: what the clients were sent, from which updates count. `refused`: tells how many clients' replies were
-    refused, each of which is one liar fewer for Krum to bear. `few`: an entry may be of few clients, or of one, among
-    whom no vote helps, so that updates are clipped first, evenly, by any rule. Raises what those do, and TooFewReplies
-    where there are fewer than the rule needs.
+    `around`: the clients' message, from which updates count. `refused`: returns the number of clients whose replies
+    were refused; Krum tolerates one malicious client fewer for each. `few`: an entry may have few senders, or one, too
+    few for a vote; so any rule first clips updates evenly. Raises the errors of those classes, and TooFewReplies if the
+    rule needs more replies.
     """
 
     def __init__(
@@ -233,14 +233,14 @@ class RobustMean:
         self._weights: list[float] = []
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Add one client's state; median, trimmed mean and Krum take no notice of its `weight`, which is above 0."""
+        """Add one client's state; median, trimmed mean and Krum ignore its `weight`, which is above 0."""
         if not weight > 0:
             raise MethodError(f"a mean needs weights above 0, got {weight}")
         self._states.append(dict(state))
         self._weights.append(float(weight))
 
     def __call__(self) -> State:
-        """What stands in for the mean of what was added. All must have the same entries."""
+        """The aggregate in place of the mean. All states must have the same entries."""
         if not self._states:
             raise MethodError("a mean of nothing: no client replied")
         first = self._states[0]
@@ -257,7 +257,7 @@ class RobustMean:
         return self._together(self._clipped(self._states), self._weights)
 
     def over(self, old: State) -> State:
-        """The same by entry, of the clients that sent it, in place of `old`'s entries; those nobody sent stay."""
+        """`old` with each entry replaced by the aggregate over the clients that sent it, if any."""
         names = dict.fromkeys(name for state in self._states for name in state)
         if unknown := names.keys() - old.keys():
             raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(unknown)[:3])}")
@@ -274,7 +274,7 @@ class RobustMean:
         return new
 
     def _clipped(self, states: list[State]) -> list[State]:
-        """Before all else, as norms are of all that a client sent."""
+        """Clip first, as norms are of all entries that a client sent."""
         if self._few:
             return evenly_clipped(states, self.around, self.rule.largest)
         return norm_clipped(states, self.around, self.rule.number) if self.rule.name == "norm-clip" else states
@@ -284,8 +284,8 @@ class RobustMean:
         rule, number = tolerating.name, tolerating.number or 0
         if len(states) < tolerating.replies:
             raise TooFewReplies(
-                f"aggregate {self.rule} needs {tolerating.replies} replies, and {len(states)} came: resume the run when "
-                f"more can answer, or begin one with {self.rule.instead}"
+                f"aggregate {self.rule} needs {tolerating.replies} replies, and {len(states)} came: resume the run "
+                f"when more can answer, or begin one with {self.rule.instead}"
             )
         if rule == "median":
             return median(states)
@@ -297,4 +297,4 @@ class RobustMean:
             return multi_krum(states, int(number))
         if rule == "geometric-median":
             return geometric_median(states, weights)
-        return weighted_mean(states, weights)  # of what was clipped
+        return weighted_mean(states, weights)  # the states were clipped before

@@ -1,4 +1,4 @@
-"""What is wrong in a method's class, or most likely a slip of its author: looked at when the class is first used."""
+"""Checks of a method's class, when it is first used: errors, and likely authoring errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from fewbytes.core.network import hints_of
 from fewbytes.core.promises import Promises
 
 PROMISED = frozenset(each.name for each in dataclasses.fields(Promises))
-CLOSE = 0.8  # of difflib: `global_modell` and `clients` are as near to what they should be
+CLOSE = 0.8  # difflib's cutoff: `global_modell` and `clients` are close enough to the correct names
 
 
 @functools.cache
 def check_class(cls: type, base: type) -> None:
-    """Raises MethodError for a class derived from `base` that no run can use; warns, once, of what looks like a slip in
-    it."""
+    """Raises MethodError for a class derived from `base` that no run can use; warns once of likely authoring errors."""
     _check_frozen(cls, base)
     _check_hooks(cls, base)
     for text in likely_mistakes(cls, base):
@@ -33,7 +32,7 @@ def check_class(cls: type, base: type) -> None:
 
 
 def _check_frozen(cls: type, base: type) -> None:
-    """Raises MethodError for a class that is no frozen dataclass, or adds hyper-parameters without being one."""
+    """Raises MethodError for a class that is not a frozen dataclass, or adds hyper-parameters without being one."""
     for each in (c for c in cls.__mro__ if issubclass(c, base) and c is not base):
         params = vars(each).get("__dataclass_params__")
         added = any("ClassVar" not in str(kind) for kind in inspect.get_annotations(each).values())
@@ -45,8 +44,8 @@ def _check_frozen(cls: type, base: type) -> None:
 
 
 def _check_hooks(cls: type, base: type) -> None:
-    """Raises MethodError for what a class has in place of a function or an attribute of `base` that a run cannot use,
-    and for types of hyper-parameters that cannot be resolved."""
+    """Raises MethodError for a class's replacement of a function or attribute of `base` that a run cannot use, and for
+    types of hyper-parameters that cannot be resolved."""
     hints_of(cls, cls.__name__)
     for name, usual in vars(base).items():
         own = inspect.getattr_static(cls, name)
@@ -62,8 +61,8 @@ def _check_hooks(cls: type, base: type) -> None:
 
 
 def _takes(own: Any, count: int) -> bool:
-    """Whether what a class has in place of a function of so many arguments can be called with them; of a descriptor
-    other than a function, that is not known."""
+    """Whether a class's replacement of a function can be called with `count` arguments; descriptors other than
+    functions are accepted unchecked."""
     if not inspect.isfunction(own):
         return callable(own) or hasattr(own, "__get__")
     try:
@@ -74,8 +73,8 @@ def _takes(own: Any, count: int) -> bool:
 
 
 def likely_mistakes(cls: type, base: type) -> Iterator[str]:
-    """A line for each: an attribute whose name is nearly one that `base` has and the class has not, or a promise's; one
-    without a type; and a `state` that is given another value, which nobody sees."""
+    """A line for each likely error: an attribute named nearly like an unused one of `base` or a promise; an attribute
+    without a type; and rebinding the `state` argument, which has no effect."""
     typed = inspect.get_annotations(cls)
     known = {name for name in dir(base) if not name.startswith("_")}
     parameters = {name for above in cls.__mro__[1:] for name in getattr(above, "__dataclass_fields__", ())}
@@ -116,7 +115,7 @@ _STATEFUL = ("start", "round", "finish", "join")
 
 
 def called(functions: Iterable[Callable[..., Any]]) -> set[str]:
-    """The names of what functions have clients run, `net.call(self.train, …)`, `tell`, `stream`, as far as their source
+    """The names of handlers that functions call (`net.call(self.train, …)`, `tell`, `stream`), as far as their source
     can be read."""
     found = set()
     trees = [tree for function in functions if (tree := _written(function))]
@@ -131,7 +130,7 @@ def called(functions: Iterable[Callable[..., Any]]) -> set[str]:
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Where a function was written."""
+    """A function's file and line."""
     return f"{Path(function.__code__.co_filename).name}, line {function.__code__.co_firstlineno}"
 
 
@@ -143,7 +142,7 @@ def _file(cls: type) -> str:
 
 
 def _written(function: Callable[..., Any]) -> ast.FunctionDef | None:
-    """A function as it is written, if its source can be read."""
+    """A function's syntax tree, if its source can be read."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -152,7 +151,7 @@ def _written(function: Callable[..., Any]) -> ast.FunctionDef | None:
 
 
 def _state(name: str, function: Callable[..., Any]) -> str:
-    """What a server's hook or a handler calls the state it is given."""
+    """The state parameter's name in a server's hook or a handler."""
     given = list(inspect.signature(function).parameters)
     hints = [str(kind) for kind in inspect.get_annotations(function).values()]
     handler = len(given) == 4 and any("Site" in hint for hint in hints)
@@ -160,7 +159,7 @@ def _state(name: str, function: Callable[..., Any]) -> str:
 
 
 def _assigns(function: ast.FunctionDef, name: str) -> bool:
-    """Whether a function gives a name of its own another value."""
+    """Whether a function rebinds a local name."""
     left: list[ast.AST] = list(function.body)
     for node in left:
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
@@ -171,11 +170,11 @@ def _assigns(function: ast.FunctionDef, name: str) -> bool:
 
 
 _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-"""What has names of its own."""
+"""Syntax nodes with names of their own."""
 
 
 def _returns(function: Callable[..., Any], written: ast.FunctionDef) -> bool:
-    """Whether a function returns something, or says that it does not, or raises."""
+    """Whether a function returns a value, is annotated not to, or raises."""
     if str(inspect.get_annotations(function).get("return", "")) == "None":
         return True
     return any(

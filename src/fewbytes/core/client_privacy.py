@@ -1,4 +1,4 @@
-"""The promise to clients, which the server keeps: a mean of clipped updates, under noise.
+"""Privacy of clients, kept by the server: a mean of clipped updates, with noise.
 
 McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, with equal
 weights.
@@ -24,11 +24,11 @@ from fewbytes.core.promise import Privacy
 
 @dataclass(frozen=True)
 class ClientPrivacy:
-    """The promise to clients that the server keeps, over so many rounds of one noisy mean each.
+    """The privacy of clients that the server keeps, over a number of rounds with one noisy mean each.
 
-    A client counts as if it took part in all rounds, as who does follows from the seed, which everybody knows: nothing
-    is gained by sampling, and nothing is lost if a cohort is known. Gaussian mechanisms together are one, whose epsilon
-    is exact: Balle, Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018.
+    Each client counts as a participant of all rounds: sampling follows from the public seed, so it gives no
+    amplification, and knowing the sampled clients does no harm. Several Gaussian mechanisms are equivalent to one,
+    whose epsilon is exact: Balle, Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018.
     """
 
     privacy: Privacy
@@ -37,26 +37,27 @@ class ClientPrivacy:
 
     @functools.cached_property
     def multiplier(self) -> float:
-        """z: the deviation of the noise on the sum of updates, in clips. Raises UserError without dp-accounting."""
+        """z: the deviation of the noise on the sum of updates, in clips. Raises UserError without
+        dp-accounting."""
         p = self.privacy
-        with np.errstate(divide="ignore"):  # it tries deviations out
+        with np.errstate(divide="ignore"):  # the search divides by zero
             z = float(accounting().get_sigma_gaussian(p.epsilon, p.delta)) * math.sqrt(self.rounds)
-        while gaussian_epsilon(z, self.rounds, p.delta) > p.epsilon:  # by what the search stops at
+        while gaussian_epsilon(z, self.rounds, p.delta) > p.epsilon:  # the search's tolerance may exceed epsilon
             z *= 1 + 1e-9
         return z
 
     def epsilon(self, means: int) -> float:
-        """What so many noisy means have spent."""
+        """The epsilon spent by this number of noisy means."""
         return gaussian_epsilon(self.multiplier, means, self.privacy.delta)
 
     def random(self, t: int) -> Bytes:
-        """For the noise of round t: of a key that is drawn now and forgotten, or, to study, of the run's seed."""
+        """Noise source of round t: from a key that is drawn now and forgotten or, for studies, from the run's seed."""
         key = os.urandom(32) if self.privacy.noise == "secure" else str(self.seed).encode()
         return random_bytes(key, "server", t, "noise")
 
 
 def gaussian_epsilon(multiplier: float, times: int, delta: float) -> float:
-    """What so many Gaussian mechanisms spend together."""
+    """The epsilon spent by `times` Gaussian mechanisms together."""
     if not times:
         return 0.0
     with np.errstate(divide="ignore"):
@@ -64,13 +65,13 @@ def gaussian_epsilon(multiplier: float, times: int, delta: float) -> float:
 
 
 class PrivateMean:
-    """What stands in for `Mean` and `EntryMeans` where clients are promised privacy: all clients weigh the same, each
-    one's update is clipped, and noise is put on the mean.
+    """Replaces `Mean` and `EntryMeans` under client privacy: all clients weigh the same, updates are clipped, and the
+    mean gets noise.
 
-    `around`: what clients were sent, from which updates count; an entry that it lacks counts from 0. `release`: called
-    when the mean is asked for, gives how many clients were asked, by which the sum is divided, and what to draw from.
-    Who does not reply counts as no update: with a client's reply or without it, the sum differs by a norm of at most
-    the clip. Counters stay as they were sent. Sums are in float64.
+    `around`: the clients' message, from which updates count; entries missing there count from 0. `release`: called for
+    each mean, returns the number of clients asked, which divides the sum, and the source of noise. A client without
+    reply counts as a zero update: one client's reply changes the sum by a norm of at most the clip. Counters stay as
+    sent. Sums are in float64.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class PrivateMean:
         self._like: State = {}
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Add one client's state; its weight is its own secret. Raises MethodError for entries unlike the others'."""
+        """Add one client's state; its weight is ignored, as it is private. Raises MethodError for differing entries."""
         if self._like and (
             self._like.keys() != state.keys() or any(self._like[n].shape != v.shape for n, v in state.items())
         ):
@@ -98,7 +99,7 @@ class PrivateMean:
         self.weights = {name: self.weights.get(name, 0.0) + 1 for name in state}
 
     def __call__(self) -> State:
-        """The noisy mean. Raises MethodError if nobody replied, or there was one in this round already."""
+        """The noisy mean. Raises MethodError if nobody replied, or this round already had one."""
         if not self._like:
             raise MethodError("a mean of nothing: no client replied")
         asked, random = self._release()
@@ -116,15 +117,15 @@ class PrivateMean:
         return mean
 
     def over(self, old: State) -> State:
-        """The same in place of `old`'s entries; those nobody sent stay."""
+        """`old` with its entries replaced by the noisy mean; entries that nobody sent stay."""
         if unknown := self.weights.keys() - old.keys():
             raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(unknown)[:3])}")
         return old | self() if self._like else dict(old)
 
 
 def clipped(change: State, norm: float) -> State:
-    """The change, float64, times min(1, norm / its own norm), all entries as one vector; nothing of one that is not
-    finite, which no noise would hide."""
+    """The change, float64, times min(1, norm / its own norm), all entries as one vector; zeros if it is not finite,
+    which no noise would hide."""
     length = math.sqrt(sum(float(value.square().sum()) for value in change.values()))
     if not math.isfinite(length):
         return {name: torch.zeros_like(value) for name, value in change.items()}

@@ -25,11 +25,11 @@ from fewbytes.data.named import NamedTensors
 from fewbytes.data.split import LazySamples, Split
 
 CONFIDENCE, OVERLAP = 0.01, 0.65
-"""Detections of less confidence are dropped, and those that overlap a better one of the class more (YOLOX's values)."""
+"""Minimum confidence of detections, and maximum overlap with a better one of the class (YOLOX's values)."""
 MEASURES = {"mAP": 0, "AP50": 1, "AP75": 2, "APM": 4, "APL": 5}
-"""COCO's: mean over IoU 0.50:0.95, at 0.5, at 0.75, of medium and of large objects; where COCOeval keeps each."""
+"""COCO's: mean over IoU 0.50:0.95, at 0.5, at 0.75, of medium and of large objects; values are COCOeval's indices."""
 BATCH = 16  # images
-DRAWN, ROW, DRAWN_SIZE = 8, 4, 320  # images, of which in a row, pixels a side
+DRAWN, ROW, DRAWN_SIZE = 8, 4, 320  # images, images in a row, pixels a side
 DRAWN_CONFIDENCE = 0.3
 
 
@@ -50,7 +50,7 @@ class Detection(Objective):
     )
 
     def loss(self, model: nn.Module, given: Loss | None, targets: Tensor) -> Loss:
-        """The detector's own. Raises UserError for a model without one, or where a method gives one."""
+        """The detector's own loss. Raises UserError for a model without one, or if a method gives one."""
         if given is not None:
             raise UserError(self.suits)
         return super().loss(model, given, targets)
@@ -60,23 +60,23 @@ class Detection(Objective):
         raise UserError(self.suits)
 
     def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
-        """Raises UserError: boxes differ in number, so detectors read images as they are used."""
+        """Raises UserError: the number of boxes varies, so detectors read images on use."""
         raise UserError(self.suits)
 
     def samples(self, data: Split, device: str) -> tuple[Tensor | LazySamples, Tensor]:
-        """Images, float32 (n, 3, height, width), and their boxes, read as they are indexed."""
+        """Images, float32 (n, 3, height, width), and their boxes, read on access."""
         return data.lazy(device)
 
     def evaluate(
         self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
     ) -> tuple[Scores, float]:
-        """Raises UserError: boxes are not right or wrong one by one."""
+        """Raises UserError: boxes cannot be counted as right or wrong one by one."""
         raise UserError(self.suits)
 
     def score(
         self, model: nn.Module, test: Split, device: str, precision: Precision, show: Show | None
     ) -> dict[str, float]:
-        """`MEASURES` of the test set. `show` is given its first images with true boxes and those that were found."""
+        """`MEASURES` of the test set. `show` receives its first images with true and detected boxes."""
         found = detections(model, test, device, precision)
         if show is not None:
             show("detections", Images(*drawn(found, test, self.classes), DRAWN_SIZE))
@@ -84,8 +84,8 @@ class Detection(Objective):
 
 
 def detections(model: nn.Module, data: Split, device: str = "cpu", precision: Precision = "float32") -> list[Tensor]:
-    """What a detector finds in each image, float32 (found, 6) on the CPU: left, top, right, bottom in pixels of the
-    image as it is stored, confidence, class; the most confident first.
+    """A detector's results for each image, float32 (found, 6) on the CPU: left, top, right, bottom in pixels of the
+    stored image, confidence, class; the most confident first.
 
     The model runs on `device` and in `precision`, and stays there.
     """
@@ -110,10 +110,9 @@ def detections(model: nn.Module, data: Split, device: str = "cpu", precision: Pr
 
 
 def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
-    """COCO's `MEASURES` of what was found in the images of `data`, fractions 0..1, in pixels of the original images.
+    """COCO's `MEASURES` of `found` in the images of `data`, fractions 0..1, in pixels of the original images.
 
-    A measure for which there are no objects is left out. Raises UserError if pycocotools is not installed or `data`
-    has no ground truth.
+    Leaves out measures without objects. Raises UserError if pycocotools is not installed or `data` has no ground truth.
     """
     try:
         from pycocotools.coco import COCO
@@ -135,7 +134,7 @@ def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
         truth = COCO()
         truth.dataset = reference
         truth.createIndex()
-        # Without any detection `loadRes` fails.
+        # `loadRes` fails without any detection.
         entries = np.concatenate(results) if sum(map(len, results)) else np.array([[rows[0], 0, 0, 0, 0, 0, 0]])
         evaluation = COCOeval(truth, truth.loadRes(entries), "bbox")
         evaluation.params.imgIds = rows.tolist()
@@ -146,8 +145,8 @@ def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
 
 
 def drawn(found: list[Tensor], data: Split, classes: Sequence[str]) -> tuple[Tensor, list[str]]:
-    """The first images of a test set, uint8 (n, 3, height, width), the true boxes in white, and what was found with
-    some confidence; and in which row each goes."""
+    """The first images of a test set, uint8 (n, 3, height, width), with true boxes in white and confident detections;
+    and the row of each."""
     from torchvision.utils import draw_bounding_boxes  # slow to import
 
     from fewbytes.data.transforms import COLOURS
@@ -172,7 +171,7 @@ def drawn(found: list[Tensor], data: Split, classes: Sequence[str]) -> tuple[Ten
 
 
 def _result(found: Tensor, row: int, scale: float) -> NDArray[np.float64]:
-    """Detections as pycocotools reads them: image, left, top, width, height, confidence, class."""
+    """Detections in pycocotools' format: image, left, top, width, height, confidence, class."""
     boxes = found.double().numpy()
     corners = boxes[:, :4] / scale
     return np.column_stack(

@@ -1,4 +1,4 @@
-"""Where and how precisely models compute: devices and precisions there are, and what a GPU is told of them."""
+"""Devices and precisions for computing: checks, and settings of GPUs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from fewbytes.base.errors import UserError
 
 Precision = Literal["float32", "bf16", "tf32"]
-"""float32: as IEEE has it, on a GPU, too; bf16: forward passes in mixed bfloat16; tf32: a GPU's shorter float32."""
+"""float32: IEEE's, on GPUs too; bf16: forward passes in mixed bfloat16; tf32: a GPU's shorter float32."""
 
 
 def check_device(device: str) -> None:
-    """Raises UserError for a device this machine does not have."""
+    """Raises UserError for a device that this machine lacks."""
     if str(device).split(":")[0] not in ("cpu", "cuda"):
         raise UserError(f"device {device!r} is neither cpu nor cuda")
     if why := _why_not(device):
@@ -26,10 +26,10 @@ def check_device(device: str) -> None:
 
 
 def _why_not(device: str) -> str:
-    """What is said where a tensor is made on a device; nothing if it can be.
+    """The error of creating a tensor on a device; empty if it works.
 
-    Of a GPU that is not open yet a process of its own is asked: those forked from one that has opened it have none.
-    What that one could not do is tried here: it cannot where this process has asked CUDA something.
+    While no GPU is open here, a forked process tries it: after opening one here, forked workers could not use it. If
+    the fork fails, this process tries: forks always fail once this process has queried CUDA.
     """
     if torch.device(device).type != "cpu" and not torch.cuda.is_initialized() and hasattr(os, "fork"):
         read_end, write_end = os.pipe()
@@ -58,13 +58,13 @@ def _tried(device: str) -> str:
 
 
 def prepare_device(device: str, precision: Precision) -> None:
-    """Make a GPU of this process compute as `precision` says, the same each time; a CPU does.
+    """Make this process's GPU compute reproducibly, as `precision` says; a CPU does anyway.
 
-    By default a GPU's convolutions round float32 to TF32's 10 bits, and some of its kernels add in no fixed order.
+    By default, GPU convolutions round float32 to TF32's 10 bits, and some GPU kernels add in varying order.
     """
     if torch.device(device).type != "cuda":
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS begins; else it is not the same
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; for reproducibility
     short = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = short
     torch.backends.cudnn.benchmark = False
@@ -72,13 +72,13 @@ def prepare_device(device: str, precision: Precision) -> None:
 
 
 def open_device(device: str) -> None:
-    """Open a GPU in this process, whose workers are forked: what is seeded from now on seeds it, too."""
+    """Open a GPU in this process, whose workers are forked, so that later seeding covers it."""
     if torch.device(device).type == "cuda":
         torch.cuda.init()
 
 
 def check_precision(precision: Precision, device: str) -> None:
-    """Raises UserError for tf32 on a processor; warns of one that has no bfloat16, where bf16 is slow."""
+    """Raises UserError for tf32 on a CPU; warns of a CPU without bfloat16, on which bf16 is slow."""
     kind = torch.device(device).type
     if precision == "tf32" and kind != "cuda":
         raise UserError("precision tf32 is a GPU's: take float32, or a device cuda")
@@ -88,12 +88,12 @@ def check_precision(precision: Precision, device: str) -> None:
 
 @functools.cache
 def _has_bfloat16() -> bool:
-    """Of other processors than Intel's and AMD's it is not known, and taken for granted."""
+    """Assumed for CPUs other than Intel's and AMD's, whose features are unknown."""
     return platform.machine() not in ("x86_64", "AMD64") or bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def arithmetic(precision: Precision, device: str) -> AbstractContextManager[object]:
-    """The context in which forward passes run: mixed bfloat16 where asked for."""
+    """The context of forward passes: mixed bfloat16 for bf16."""
     if precision == "bf16":
         return torch.autocast(torch.device(device).type, torch.bfloat16)
     return nullcontext()

@@ -1,4 +1,4 @@
-"""Which entries a model that people bring may have."""
+"""Checks of the entries of users' models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fewbytes.wire.layout import DTYPES
 
 
 def check_entries(model: nn.Module) -> None:
-    """Raises UserError for a model with entries of unknown shapes, or of types that cannot travel."""
+    """Raises UserError for a model whose entries have unknown shapes, or types that cannot travel."""
     for name, module in model.named_modules():
         if any(is_lazy(value) for value in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             raise UserError(
@@ -36,7 +36,7 @@ def check_entries(model: nn.Module) -> None:
 
 
 def unexpand(model: nn.Module) -> None:
-    """Give expanded buffers, of which one value in memory stands for many, memory of their own, to be loaded."""
+    """Replace expanded buffers, which share one value in memory, by loadable copies."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.layout == torch.strided and 0 in buffer.stride():
@@ -44,10 +44,10 @@ def unexpand(model: nn.Module) -> None:
 
 
 def kind_of(name: str, value: Tensor) -> str:
-    """What an entry is, in words."""
+    """The kind of an entry, in words."""
     return "extra state" if name.endswith(EXTRA) else "parameter" if isinstance(value, nn.Parameter) else "buffer"
 
 
 def named_module(name: str, module: nn.Module) -> str:
-    """A module of a model, in words."""
+    """A module of a model, for error texts."""
     return f"module {name!r} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"

@@ -1,4 +1,4 @@
-"""The files of a run's gallery: what a method shows people of a round, each a small PNG or JSON file."""
+"""Files of a run's gallery: images, points or shares that a method shows of a round, as small PNG or JSON files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fewbytes.base.errors import MethodError
 from fewbytes.base.files import replacing
 
 Series = Mapping[str, tuple[Tensor, Tensor | None]]
-"""Points (n, d) and their classes (n,), None where they have none, by the name of their series."""
+"""Points (n, d) and their classes (n,), None without classes, by the name of their series."""
 
-LARGEST = 128  # pixels a side of an image, unless asked otherwise; larger ones are scaled down
-LIMIT = 512  # that may be asked for
-ROWS = "fewbytes"  # the text in a sheet's PNG file that lists its rows
+LARGEST = 128  # default limit in pixels a side; larger images are scaled down
+LIMIT = 512  # maximum of that limit
+ROWS = "fewbytes"  # text key in a sheet's PNG file that lists its rows
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _FILE = re.compile(rf"(\d{{1,9}})-({_NAME.pattern})\.(png|shares\.json|json)")
@@ -39,9 +39,9 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class Images:
-    """Images (n, 1 or 3, height, width), uint8, and a label of each; the report lays them out by label and round.
+    """Images (n, 1 or 3, height, width), uint8, and a label for each; the report arranges them by label and round.
 
-    `largest`: pixels a side above which images are scaled down, up to `LIMIT`.
+    `largest`: maximum pixels a side; larger images are scaled down, at most `LIMIT`.
     """
 
     images: Tensor
@@ -50,10 +50,9 @@ class Images:
     ending: ClassVar[str] = "png"
 
     def drawn(self) -> bytes:
-        """A PNG file: a row a label, in the order in which labels appear; nothing of no image.
+        """A PNG file with a row for each label, in order of first appearance; empty without images.
 
-        The text `ROWS` in it is JSON: how many images the row of each label has, from the left; the rest of it is
-        black.
+        Its text `ROWS` is JSON: the number of images in each label's row, from the left; the rest of a row is black.
         """
         images, labels = self.images, self.labels
         if not len(images):
@@ -84,30 +83,30 @@ class Images:
 @dataclass(frozen=True)
 class Points:
     """Points of many dimensions in panels: by title a mapping from series to points (n, d) and their classes (n,),
-    integers, or None. All points of a panel are shown by their first two principal components; d may differ by panel.
+    integers, or None. A panel shows all its points by their first two principal components; d may differ by panel.
     """
 
     panels: Mapping[str, Series]
     ending: ClassVar[str] = "json"
 
     def drawn(self) -> bytes:
-        """A JSON file: panel, series, then `x`, `y` and `classes` (or null); without points that are not finite."""
+        """A JSON file: panel, series, then `x`, `y` and `classes` (or null); leaves out non-finite points."""
         return json.dumps({title: _panel(title, points) for title, points in self.panels.items()}).encode()
 
 
 @dataclass(frozen=True)
 class Shares:
-    """In what share of the rounds each element of some layers was active.
+    """For each element of some layers, the share of rounds in which it was active.
 
-    `rows`: what is compared (clients, the server), each a mapping from layer to values in [0, 1], of any shape that is
-    the same in all rows. The report draws the last round's.
+    `rows`: the compared ones (clients, the server), each a mapping from layer to values in [0, 1], with the same shapes
+    in all rows. The report draws the last round's.
     """
 
     rows: Mapping[str, Mapping[str, Tensor]]
     ending: ClassVar[str] = "shares.json"
 
     def drawn(self) -> bytes:
-        """A JSON file of them to four digits: row, layer, then its elements. Raises MethodError for others."""
+        """A JSON file to four digits: row, layer, then its elements. Raises MethodError for values outside [0, 1]."""
         rounded = {
             row: {layer: _shares(row, layer, values) for layer, values in layers.items()}
             for row, layers in self.rows.items()
@@ -140,8 +139,8 @@ def _panel(title: str, points: Series) -> dict[str, dict[str, list[float] | list
 
 
 def _two_dimensional(points: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Points (n, d) along their two principal axes (n, 2), to four digits of the largest; of each axis the largest
-    component is positive."""
+    """Points (n, d) along their two principal axes (n, 2), to four digits of the largest; each axis's largest component
+    is positive."""
     centred = F.pad(points - points.mean(0), (0, max(0, 2 - points.shape[1]))).numpy()
     if len(centred) < 2 or np.abs(centred).max() < 1e-100:
         return np.zeros((len(centred), 2))
@@ -159,7 +158,7 @@ def _shares(row: str, layer: str, values: Tensor) -> list[float]:
 
 
 def keep(folder: Path, t: int, shown: Mapping[str, bytes]) -> None:
-    """Write what was shown in round t to the gallery of a run folder."""
+    """Write a round's items to the gallery of a run folder."""
     for name, data in shown.items():
         (folder / "gallery").mkdir(exist_ok=True)
         with replacing(folder / "gallery" / f"{t}-{name}", sync=True) as file:
@@ -167,14 +166,14 @@ def keep(folder: Path, t: int, shown: Mapping[str, bytes]) -> None:
 
 
 def kept(folder: Path) -> list[tuple[int, str, str, Path]]:
-    """The files in a run folder's gallery: (round, name, kind as in its ending, path), in the order of rounds."""
+    """The files in a run folder's gallery: (round, name, kind as in its suffix, path), in the order of rounds."""
     paths = (folder / "gallery").iterdir() if (folder / "gallery").is_dir() else ()
     found = [(match, path) for path in paths if (match := _FILE.fullmatch(path.name)) and path.is_file()]
     return sorted((int(match[1]), match[2], match[3], path) for match, path in found)
 
 
 def forget_after(folder: Path, t: int) -> None:
-    """Remove what was kept of rounds after t."""
+    """Remove files of rounds after t."""
     for number, _, _, path in kept(folder):
         if number > t:
             path.unlink()

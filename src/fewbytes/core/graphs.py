@@ -1,4 +1,4 @@
-"""A step of training recorded on a GPU, as a CUDA graph, and replayed: its hundreds of launches become one."""
+"""Training steps recorded on a GPU as CUDA graphs and replayed: one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 Step = Callable[[Any, Tensor], Tensor]
-"""(samples, targets) of a batch to its loss; leaves gradients, and moves parameters by them."""
+"""(samples, targets) of a batch to its loss; leaves gradients, and updates parameters with them."""
 
 
 @dataclass
 class Recorded:
-    """The kernels that a step launched, where they read a batch, and where they leave its loss and its gradients."""
+    """A step's recorded kernels, and the tensors for its batch, loss and gradients."""
 
     graph: torch.cuda.CUDAGraph
     samples: Tensor
@@ -26,10 +26,10 @@ class Recorded:
 
 @dataclass
 class Recording:
-    """A step of one module by the same terms, recorded for each shape of a batch that comes twice.
+    """A step of one module with fixed terms, recorded for each batch shape that occurs twice.
 
-    An epoch has two shapes at most; with many clients there are more, whose recordings use the same memory. `terms` say
-    where the module's values lie, too: recordings read and write there.
+    An epoch has at most two shapes; all recordings share memory, as many clients have more shapes. `terms` include the
+    addresses of the module's values, which recordings read and write.
     """
 
     model: nn.Module
@@ -37,10 +37,10 @@ class Recording:
     velocity: dict[Tensor, Tensor]
     terms: Hashable
     by_shape: dict[Hashable, Recorded | None] = field(default_factory=dict)
-    refused: bool = False  # by CUDA: what waits for the GPU cannot be recorded
+    refused: bool = False  # by CUDA: steps that wait for the GPU cannot be recorded
 
     def __call__(self, samples: Any, targets: Tensor) -> Tensor:
-        """As the step does; the loss is overwritten by the next batch of its shape."""
+        """Run the step; the next batch of the same shape overwrites the loss."""
         if self.refused or not isinstance(samples, Tensor):
             return self.step(samples, targets)
         shape = (samples.shape, samples.stride(), samples.dtype, targets.shape, targets.dtype)
@@ -67,13 +67,13 @@ class Recording:
         samples, targets = samples.clone(), targets.clone()
         graph = torch.cuda.CUDAGraph()
         others = [recorded.graph for recorded in self.by_shape.values() if recorded]
-        with torch.cuda.graph(graph, others[0].pool() if others else None):  # they take turns in one's memory
+        with torch.cuda.graph(graph, others[0].pool() if others else None):  # recordings take turns in one memory pool
             loss = self.step(samples, targets)
         return Recorded(graph, samples, targets, loss, [p.grad for p in self.model.parameters()])
 
 
 def _end_recording() -> None:
-    """After a recording that failed: random numbers are still drawn for it, until one ends well."""
+    """Clean up after a failed recording: random numbers are still drawn for it until another one succeeds."""
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device="cuda")
 
@@ -83,7 +83,7 @@ Recordings = dict[Hashable, Recording]
 
 
 def recording(kept: Recordings, model: nn.Module, step: Step, velocity: dict[Tensor, Tensor], terms: Hashable) -> Step:
-    """The step of a training that begins, as recorded by an earlier one where there is one."""
+    """The step of a new training, with earlier recordings if there are any."""
     if not same_each_time(model):
         return step
     learns = tuple(p.requires_grad for p in model.parameters())
@@ -94,11 +94,11 @@ def recording(kept: Recordings, model: nn.Module, step: Step, velocity: dict[Ten
     if found is None or found.terms != terms:
         found = kept[key] = Recording(model, step, velocity, terms)
     for v in found.velocity.values():
-        v.fill_(-0.0)  # to which adding a gradient gives that gradient, to the bit
+        v.fill_(-0.0)  # adding a gradient to -0.0 gives that gradient, bit for bit
     return found
 
 
 def same_each_time(model: nn.Module) -> bool:
-    """Whether each pass launches the same kernels, as those of PyTorch's modules and our own do: what others compute in
-    Python, or keep there, a replay would leave out."""
+    """Whether each pass launches the same kernels, as with PyTorch's modules and our own; a replay would skip other
+    modules' computations and state in Python."""
     return all(type(m).__module__.split(".")[0] in ("torch", "torchvision", "fewbytes") for m in model.modules())

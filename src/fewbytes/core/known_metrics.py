@@ -1,4 +1,4 @@
-"""Metrics that are known by name, and those that people bring."""
+"""Metrics known by name, and users' own metrics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fewbytes.core.metrics import Measure, Metric
 from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN
 
 DETECTED = ("mAP", "AP50", "AP75", "APM", "APL")
-"""COCO's metrics of detections, shares (`fewbytes.core.detection`)."""
-RANKED: dict[str, Any] = {"average": "none"}  # over classes that occur and do not always: see `_Ranked`
+"""COCO's metrics of detections, as shares (`fewbytes.core.detection`)."""
+RANKED: dict[str, Any] = {"average": "none"}  # over classes with both positive and negative samples: see `_Ranked`
 KNOWN: Mapping[str, Mapping[str, tuple[str, dict[str, Any], bool, bool]]] = {
     "multiclass": {
         "accuracy": ("Accuracy", {"average": "micro"}, True, True),
@@ -57,21 +57,21 @@ KNOWN: Mapping[str, Mapping[str, tuple[str, dict[str, Any], bool, bool]]] = {
         "perplexity": ("text.Perplexity", {}, False, False),
     },
 }
-"""By what is learnt, metrics by name: torchmetrics' class, its options, if more is better, if it is a share."""
+"""By kind of learning, metrics by name: torchmetrics' class, options, whether higher is better, whether a share."""
 
 
 CHANCE = {"auc": 0.5, "kappa": 0.0, "r2": 0.0}
-"""What metrics are of guesses that do not look at the sample, whatever the data; of r2 the mean is guessed."""
+"""Values of metrics for constant guesses, whatever the data; for r2 the guess is the mean."""
 
 
 def traits(name: str) -> tuple[bool, bool]:
-    """Whether more of the metric called so is better, and whether it is a share; of an unknown one: yes, and no."""
+    """Whether higher is better for the named metric, and whether it is a share; (yes, no) for unknown metrics."""
     found = next((known[name] for known in KNOWN.values() if name in known), None)
     return (True, name in DETECTED) if found is None else found[2:]
 
 
 def known_metric(kind: str, name: str) -> Metric:
-    """The metric called `name` of what is learnt (a key of KNOWN). Raises UserError for another name."""
+    """The metric `name` for a kind of learning (a key of KNOWN). Raises UserError for an unknown name."""
     known = KNOWN[kind]
     if name not in known:
         raise UserError(f"there is no metric {name!r} here{suggestion(name, known)}; there are {', '.join(known)}")
@@ -80,8 +80,8 @@ def known_metric(kind: str, name: str) -> Metric:
 
 
 def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """A user's own metrics by name: torchmetrics' objects, classes or functions that make one, of nothing. Raises
-    UserError for anything else."""
+    """A user's own metrics by name: torchmetrics' objects, or classes or functions that create one without arguments.
+    Raises UserError for anything else."""
     metrics = []
     for name, what in given.items():
         make = what.clone if hasattr(what, "clone") and not isinstance(what, type) else what
@@ -105,7 +105,7 @@ def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
 
 
 def check_installed(metrics: Sequence[Metric]) -> None:
-    """Raises UserError if what computes one of them is not installed."""
+    """Raises UserError if a metric's package is not installed."""
     for metric in metrics:
         if isinstance(metric.make, partial) and metric.make.func is _made:
             needs(f"the metric {metric.name}", "metrics", "torchmetrics")
@@ -139,8 +139,8 @@ def _made(kind: str, path: str, options: dict[str, Any], predictions: Tensor) ->
 
 
 class _Ranked:
-    """The mean of what a measure gives for each class, over those classes that some samples are of and some are not;
-    of the others it would say nothing. No number if there are none."""
+    """The mean of a per-class measure, over classes with both positive and negative samples; it is undefined for
+    others. NaN if there are none."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure, self._targets = measure, list[Tensor]()
@@ -155,6 +155,6 @@ class _Ranked:
         defined = targets.any(0) & ~targets.all(0)
         if not defined.any():
             return math.nan
-        with warnings.catch_warnings(action="ignore"):  # of the classes that are left out
+        with warnings.catch_warnings(action="ignore"):  # about the classes that are left out
             found: Tensor = self._measure.compute().cpu()
         return float(found[defined].mean())

@@ -1,4 +1,4 @@
-"""Every exchange of a run: who, when, which handler, how many bytes each way, and how it ended."""
+"""All exchanges of a run: client, round, handler, bytes each way, and outcome."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fewbytes.core.problem import Id
 from fewbytes.wire.value import Counted
 
 OUTCOMES = ("answered", "unreachable", "late", "failed", "rejected", "surplus", "excluded")
-"""How an exchange can end: with a reply; the node was not there; nothing came in time; its handler failed; what came
-was refused, before anything used it or because it broke the round, which was then taken again without it; more
-clients were asked than needed and others were faster; or it was not asked, by the operator's wish or after too many
-refused replies. Also surplus: who was at work for a stream (`Network.stream`) when the last round ended, or left."""
+"""Outcomes, in order: a reply came; the node was missing; no reply in time; the handler failed; the reply was refused,
+before any use or because it broke the round, which was then repeated without it; others were faster than this surplus
+client, or a stream's client (`Network.stream`) was still at work after the last round, or left; not asked, by the
+operator's setting or after too many refused replies."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One exchange with one client: frame lengths in bytes, what papers count for the same payloads, how it ended."""
+    """One exchange with one client: frame lengths in bytes, papers' counts of the same payloads, and the outcome."""
 
     round: int
     handler: str
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A client whose reply took no part in an exchange, and why in words."""
+    """A client whose reply was not used in an exchange, and the reason in words."""
 
     client: Id
     handler: str
@@ -46,13 +46,13 @@ class LeftOut:
     why: str
 
 
-BLOCK = 4096  # rows that are packed at once
+BLOCK = 4096  # rows packed at once
 
 
 class Ledger:
-    """Every exchange of a run, in order: who, when, which handler, how many bytes each way.
+    """All exchanges of a run, in order: client, round, handler, bytes each way.
 
-    In memory whole blocks of rows are packed, column by column, to some 3 bytes an exchange.
+    In memory, full blocks of rows are packed by column, to about 3 bytes an exchange.
 
     >>> import fewbytes as fb
     >>> import torch
@@ -80,9 +80,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self._packed: list[bytes] = []
-        self._rows = array("q")  # after those
+        self._rows = array("q")  # rows after the packed ones
         self._totals = _totals_of(self.columns())
-        self._refused = False  # whether a reply ever was
+        self._refused = False  # whether any reply was ever refused
         self.handlers: list[str] = []
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class Ledger:
             self._rows = array("q")
 
     def _unpacked(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The rows that are not packed yet; (columns, rows)."""
+        """The rows not packed yet; (columns, rows)."""
         return np.frombuffer(self._rows.tobytes(), np.int64).reshape(-1, len(self.COLUMNS)).T
 
     def _table(self, start: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -115,17 +115,17 @@ class Ledger:
         return np.concatenate([*blocks, self._unpacked()], axis=1)[:, start - BLOCK * min(first, len(self._packed)) :]
 
     def columns(self, start: int = 0) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
-        """The columns from row `start` on, int64; `handler` is a number into `handlers`, `outcome` into OUTCOMES."""
+        """The columns from row `start` on, int64; `handler` is an index into `handlers`, `outcome` into OUTCOMES."""
         return dict(zip(self.COLUMNS, self._table(start), strict=True))
 
     def totals(self, start: int = 0) -> dict[str, int]:
-        """Bytes from row `start` on: `uplink_bytes`, `downlink_bytes`, what papers count for them (nominal), and of
-        that the values alone."""
+        """Bytes from row `start` on: `uplink_bytes`, `downlink_bytes`, the papers' counts of them (nominal), and the
+        values' part of these."""
         return _totals_of(self.columns(start)) if start else dict(self._totals)
 
     def refused_in_a_row(self) -> dict[Id, int]:
-        """By client of whom a reply was ever refused, in how many of the rounds it was asked in last, without a break,
-        its reply was."""
+        """For each client with a refused reply: the number of most recent rounds, without a break, in which it was
+        asked and its reply refused."""
         if not self._refused:
             return {}
         c = self.columns()

@@ -1,4 +1,4 @@
-"""What a run takes of states that clients send: their mean, what its rule says, or a mean under noise."""
+"""A run's aggregates of clients' states: the mean, a robust rule's result, or a noisy mean."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fewbytes.core.rules import VOTES, Rule
 
 @dataclass(frozen=True)
 class Means:
-    """By a run's rule, or its promise to clients; see `Network`.
+    """Aggregation by a run's rule, or under its privacy of clients; see `Network`.
 
-    `refused`: how many clients' replies were refused in this step, or are no longer asked for. `release`: counts a
-    noisy mean, and gives how many clients were asked for it and what its noise is drawn from.
+    `refused`: number of clients whose replies were refused in this step, or who are no longer asked. `release`: counts
+    a noisy mean, and returns the number of clients asked and the source of noise.
     """
 
     rule: Rule

@@ -1,4 +1,4 @@
-"""What a federated method is: one object whose server half calls its client half by name. Read this first."""
+"""The federated method: one object whose server half calls its client half by name. Read this first."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from fewbytes.models.builders import default_model
 from fewbytes.wire.schema import check_fields
 
 TERMS = tuple(f.name for f in dataclasses.fields(Local))
-"""The terms of local training, which are set by their plain names."""
+"""The terms of local training, settable by their plain names."""
 
 
 Asked = TypeVar("Asked", bound=Posed)
-"""A task, of whose problem a method makes another."""
+"""A task whose problem a method adapts."""
 
 
 def _with(task: Asked, problem: Problem) -> Asked:
@@ -42,7 +42,7 @@ def _with(task: Asked, problem: Problem) -> Asked:
 
 
 def own_defaults(cls: type) -> dict[str, Any]:
-    """The hyper-parameters that a method's class declares itself, and their defaults (`dataclasses.MISSING`: none)."""
+    """The hyper-parameters that a method's class itself declares, and their defaults (`dataclasses.MISSING`: none)."""
     return {
         f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         for f in (dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ())
@@ -50,11 +50,11 @@ def own_defaults(cls: type) -> dict[str, Any]:
 
 
 class Method(ABC):
-    """A federated method: a frozen dataclass of hyper-parameters. All that lasts is the server's and clients' state.
+    """A federated method: a frozen dataclass of hyper-parameters. Only the server's and the clients' state persist.
 
-    A client handler is any method `(self, state, message, site: Site) -> reply`; its type hints say what is packed: a
-    payload, or None for nothing. The server half reaches it with `net.call(self.handler, to=..., send=...)`. A method
-    that trains has a field `local: Local`, whose terms may be given by their plain names.
+    A client handler is any method `(self, state, message, site: Site) -> reply`. Its type hints give the payload
+    classes, or None for nothing. The server half calls it with `net.call(self.handler, to=..., send=...)`. A method
+    that trains has a field `local: Local`; its terms can be given by their plain names.
 
     >>> from dataclasses import dataclass
     >>> import fewbytes as fb
@@ -77,9 +77,9 @@ class Method(ABC):
     """
 
     promises: ClassVar[Promises] = Promises()
-    """What it promises of itself."""
+    """Its properties, which tests hold it to."""
     needs: ClassVar[type[Objective]] = Objective  # type: ignore[type-abstract]
-    """What it can learn."""
+    """The objective it can learn."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -87,10 +87,10 @@ class Method(ABC):
             cls.__init__ = Method.__init__  # type: ignore[method-assign]  # a dataclass leaves it as it is
 
     def __init__(self, *values: Any, **parameters: Any) -> None:
-        """Hyper-parameters in their order or by name, local training's terms by their plain names: `FedAvg(epochs=5)`.
+        """Hyper-parameters in order or by name, local training's terms by their plain names: `FedAvg(epochs=5)`.
 
-        Raises UserError for a value out of its range, TypeError for a parameter there is not, MethodError for a class
-        that no run can use.
+        Raises UserError for a value out of range, TypeError for an unknown parameter, MethodError for a class that no
+        run can use.
         """
         check_class(type(self), Method)
         for name, value in _parameters(type(self), values, parameters).items():
@@ -99,7 +99,7 @@ class Method(ABC):
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """What else a method checks of its hyper-parameters. Raises UserError."""
+        """Further checks of hyper-parameters by subclasses. Raises UserError."""
 
     @property
     def method_name(self) -> str:
@@ -108,36 +108,36 @@ class Method(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """All hyper-parameters by their plain names, local training's terms among them."""
+        """All hyper-parameters by their plain names, including local training's terms."""
         own: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         local = own.pop("local") if isinstance(own.get("local"), Local) else None
         return ({} if local is None else dataclasses.asdict(local)) | own
 
     def changed(self, **parameters: Any) -> Self:
-        """The method with other hyper-parameters, by their plain names. Raises UserError."""
+        """A copy of the method with other hyper-parameters, by their plain names. Raises UserError."""
         return dataclasses.replace(self, **parameters)  # type: ignore[type-var]
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Every hyper-parameter by its plain name, and its default (`dataclasses.MISSING`: none)."""
+        """The defaults of all hyper-parameters by plain name (`dataclasses.MISSING`: none)."""
         own = own_defaults(cls)
         local = own.pop("local") if isinstance(own.get("local"), Local) else None
         return ({} if local is None else dataclasses.asdict(local)) | own
 
     @classmethod
     def kinds(cls) -> dict[str, Any]:
-        """The type of every hyper-parameter by its plain name, with its range."""
+        """The types of all hyper-parameters by plain name, with ranges."""
         own, terms = (typing.get_type_hints(each, include_extras=True) for each in (cls, Local))
         return {name: own.get(name, terms.get(name)) for name in cls.defaults()}
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
-        """What the method trains in place of a client's model, made of it; `seed` is the task's. Default: itself."""
+        """The model the method trains in place of a client's `model`; `seed` is the task's. Default: the same model."""
         return model
 
     def adapted(self, task: Asked) -> Asked:
-        """The task with the models this method trains; engines begin with it. Twice is the same as once.
+        """The task with the models this method trains; engines start with it. Applying it twice has no further effect.
 
-        Raises UserError if it is to learn what it cannot.
+        Raises UserError if the method cannot learn the task's objective.
         """
         problem = task.problem
         if not isinstance(problem.objective, self.needs):
@@ -147,8 +147,8 @@ class Method(ABC):
         return _with(task, dataclasses.replace(problem, remodel=self.remodel))
 
     def promising(self, task: Asked, dp: Privacy | str | None, rounds: int) -> Asked:
-        """The task with what clients promise their samples in a run of so many rounds, if `dp` says they do, as the
-        run's setting of that name does; clients' nodes need it, too. Raises UserError for a method that cannot."""
+        """The task with privacy of samples over this number of rounds, if the run's setting `dp` asks for it; clients'
+        nodes need it, too. Raises UserError for a method that cannot give it."""
         privacy = Privacy.read(dp) if isinstance(dp, str) else dp
         if privacy is None or privacy.of == "clients":
             return task
@@ -164,42 +164,42 @@ class Method(ABC):
         return _with(task, dataclasses.replace(task.problem, privacy=terms, agreed=agreed))
 
     def server(self, problem: Problem) -> Any:
-        """The server's state before the first round: a dataclass of packable fields, or None."""
+        """The server's initial state: a dataclass of packable fields, or None."""
         return None
 
     def client(self, site: Site) -> Any:
-        """A client's state, made on the client when it is first asked; stays there. A dataclass, or None."""
+        """A client's initial state, made on the client at its first request; stays there. A dataclass, or None."""
         return None
 
     def planned_rounds(self, asked: int) -> int:
-        """How many rounds a run of `asked` takes: as many, but for one-shot and staged methods with a number of
-        their own."""
+        """The number of rounds of a run of `asked` rounds: the same, except for one-shot and staged methods with their
+        own number."""
         return asked
 
     def cohort(self, clients: int) -> int:
-        """How many of so many clients answer in a round."""
+        """The number of clients that answer in a round, out of `clients`."""
         return max(1, round(getattr(self, "fraction", 1.0) * clients))
 
     def model_for(self, shape: tuple[int, ...]) -> str:
-        """The name of a model that suits the method and samples of `shape`, where the user names none."""
+        """The name of a model that suits the method and samples of `shape`; the default if the user names none."""
         return default_model(shape)
 
     def quick(self, epochs: int) -> Self:
-        """The method as it is tried out in minutes: so many local epochs a round (in all, where rounds are its own),
-        and a server that works far less than its paper's."""
+        """The method for a trial of minutes: with `epochs` local epochs a round (in all, if it sets its own rounds),
+        and far less work on the server than in its paper."""
         return self.changed(epochs=epochs) if "epochs" in self.parameters else self
 
     @property
     def own_rounds(self) -> bool:
-        """Whether a run takes a number of rounds of its own, whatever is asked."""
+        """Whether the method sets its own number of rounds, whatever is asked."""
         return self.planned_rounds(1) == self.planned_rounds(2)
 
     def runs(self) -> tuple[Method, ...]:
-        """The methods whose handlers its server half may call: itself and, of one around another, that one."""
+        """The methods whose handlers its server half may call: itself and, if it wraps another method, that one."""
         return (self,)
 
     def handlers(self) -> list[Handler]:
-        """What runs at clients. Raises MethodError as `handlers_of` does."""
+        """The handlers that run on clients. Raises MethodError as `handlers_of` does."""
         found = [each for owner in self.runs() for each in handlers_of(type(owner))]
         return list({each.name: each for each in reversed(found)}.values())
 
@@ -208,13 +208,13 @@ class Method(ABC):
         return getattr(self, handler)(state, message, site)
 
     def roundable(self, way: Way) -> bool:
-        """Whether values travel that way that a run may round (`uplink_bits`, `downlink_bits`)."""
+        """Whether values travel in that direction that a run may round (`uplink_bits`, `downlink_bits`)."""
         return any(handler.roundable(way) for handler in self.handlers())
 
     def state_class(self, half: Literal["server", "client"]) -> type[Any] | None:
-        """The class of the state that `server` or `client` makes, by its return type; None for no state.
+        """The class of the state that `server` or `client` returns, from its return type; None for no state.
 
-        Raises MethodError if the type does not say, or the state cannot be packed.
+        Raises MethodError if the return type is missing, or the state cannot be packed.
         """
         function = getattr(type(self), half)
         if function is getattr(Method, half):
@@ -237,55 +237,55 @@ class Method(ABC):
 
     @abstractmethod
     def round(self, state: Any, net: Network, t: int) -> None:
-        """Round t = 1, 2, …: as many exchanges as the paper has; changes `state` in place."""
+        """Round t = 1, 2, …, with any number of exchanges; changes `state` in place."""
 
     def finish(self, state: Any, net: Network) -> None:
-        """After the last round, and when all that waited has been delivered: a last exchange, a calibration."""
+        """After the last round and the delivery of all waiting messages: a last exchange, a calibration."""
 
     def join(self, state: Any, net: Network, client: Id) -> None:
-        """A client the run did not know, between rounds; those that left are no longer in `net.clients`.
+        """Add a new client between rounds; clients that left are no longer in `net.clients`.
 
-        Raises Refused (of `fewbytes.core.network`), before it changes the state, for one the method cannot serve.
+        Raises Refused (of `fewbytes.core.network`), before changing the state, if the method cannot serve it.
         """
 
     def global_model(self, state: Any, problem: Problem) -> nn.Module | None:
-        """The model scored on the server's test set, if the method has one."""
+        """The model to score on the server's test set, if the method has one."""
         return None
 
     def server_models(self, state: Any, problem: Problem) -> dict[str, nn.Module]:
-        """What the run folder keeps of the server's models, by name: the global one, if there is one."""
+        """The server's models to keep in the run folder, by name: the global one, if there is one."""
         model = self.global_model(state, problem)
         return {} if model is None else {"global": model}
 
     def local_model(self, state: Any, site: Site) -> nn.Module | None:
-        """A client's own model, scored on its test split, if the method has one."""
+        """A client's own model, to score on its test split, if the method has one."""
         return None
 
     @property
     def has_local_models(self) -> bool:
-        """Whether `local_model` may give one."""
+        """Whether `local_model` may return one."""
         return type(self).local_model is not Method.local_model
 
     def goes_back(self, handler: str) -> bool:
-        """Whether a node has a client run a handler from an older state than its last one, as a run does that goes back
-        to a checkpoint."""
+        """Whether a node lets a client run a handler from an older state than its last one, as when a run returns to a
+        checkpoint."""
         return True
 
     def observed(self, model: nn.Module) -> list[str] | None:
-        """Names of the parameters whose change a server sees in an upload, were `model` the clients' model.
+        """Names of the parameters whose change a server sees in an upload, if `model` is the clients' model.
 
-        None: none as such, so that `fewbytes attack` does not apply.
+        None: no such parameters, so `fewbytes attack` does not apply.
         """
         return None
 
     def places(self, model: nn.Module, gradients: State) -> State | None:
-        """Where in these parameters, whose gradients are given, a server sees the change, bool like them; None:
+        """Where in these parameters, given their gradients, a server sees the change: bool tensors like them; None:
         everywhere."""
         return None
 
 
 def _parameters(cls: type, values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of a method's class, all of them, of those that are given. Raises TypeError."""
+    """All hyper-parameters of a method's class from the given ones. Raises TypeError."""
     own = own_defaults(cls)
     given = dict(zip(own, values, strict=False))
     if len(values) > len(own) or given.keys() & named.keys():
@@ -307,8 +307,8 @@ def _parameters(cls: type, values: tuple[Any, ...], named: Mapping[str, Any]) ->
 def handlers_of(cls: type[Method]) -> list[Handler]:
     """The client handlers of a class: its functions of a state, a message and a `Site`, by their type hints.
 
-    Raises MethodError for what its server half calls there, or, if there is no other, what looks like one, without such
-    hints or with a message or reply that cannot travel.
+    Raises MethodError for functions that its server half calls as handlers (without any: those that look like one)
+    without such hints or with a message or reply that cannot travel.
     """
     functions = {
         name: each for name, each in inspect.getmembers(cls, inspect.isfunction) if vars(Method).get(name) != each
@@ -327,15 +327,15 @@ def handlers_of(cls: type[Method]) -> list[Handler]:
 
 
 def option_of(method: Method) -> Callable[[str, Any], str]:
-    """Where in Python an option of a run of the method belongs that runs have not (`belongs`)."""
+    """How to pass an option of the method, given in the wrong place, in Python (`belongs`)."""
     cls, own = type(method), {}
-    if isinstance(method, Method):  # else the run says so
+    if isinstance(method, Method):  # else the run reports it
         own = {f"the method, {cls.__name__}({{}})": (*own_defaults(cls), *cls.defaults())}
     return functools.partial(belongs, places={**own, **OF_METHOD, **OF_TASK})
 
 
 def check_state(method: Method, half: Literal["server", "client"], state: Any) -> None:
-    """Raises MethodError for a state that is not what a method's `server` or `client` says, or cannot be packed."""
+    """Raises MethodError for a state that cannot be packed, or is not of `server`'s or `client`'s return type."""
     within = f"{type(method).__name__}.{half}"
     hint = hints_of(getattr(type(method), half), within).get("return", inspect.Signature.empty)
     if state is None and (hint in (inspect.Signature.empty, Any) or type(None) in (hint, *typing.get_args(hint))):
@@ -347,7 +347,7 @@ def check_state(method: Method, half: Literal["server", "client"], state: Any) -
 
 
 def check_model(method: Method, hook: str, model: Any) -> None:
-    """Raises MethodError for what a method's `global_model` or `local_model` gave, if it is no model."""
+    """Raises MethodError if a method's `global_model` or `local_model` returned anything but a model or None."""
     if model is not None and not isinstance(model, nn.Module):
         within = f"{type(method).__name__}.{hook}"
         raise MethodError(f"{within} returns a module or None, and gave {with_article(type(model))}")

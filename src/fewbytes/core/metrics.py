@@ -1,4 +1,4 @@
-"""How good predictions are: metrics by name, those of torchmetrics, and what is known of each."""
+"""Quality of predictions: metrics by name, torchmetrics' metrics, and known facts about each."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from fewbytes.base.errors import UserError
 
 
 class Measure(Protocol):
-    """What gathers predictions and tells how good they are together: torchmetrics' metrics are such."""
+    """Accumulates predictions and computes a metric of all of them, like torchmetrics' metrics."""
 
     def update(self, predictions: Tensor, targets: Tensor) -> Any:
-        """Take a batch in."""
+        """Add a batch."""
 
     def compute(self) -> Any:
-        """The metric of all that was taken in, one number."""
+        """The metric of all added batches, one number."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: what makes its measure, given some predictions; whether more is better; whether it is a share (0..1,
-    shown in per cent)."""
+    """A metric: a function that makes its measure, given some predictions; whether higher is better; whether it is a
+    share (0..1, shown in per cent)."""
 
     name: str
     make: Callable[[Tensor], Measure] = field(compare=False, repr=False)
     higher: bool = True
     share: bool = True
-    known: bool = field(default=False, compare=False, repr=False)  # by its name, so that what it takes is known, too
+    known: bool = field(default=False, compare=False, repr=False)  # by name, so that its range is known, too
 
 
 Scores = dict[str, tuple[float, int]]
-"""By metric: its value times the number of samples, and that number. Of accuracy the former counts what is right."""
+"""By metric: its value times the number of samples (for accuracy: the number of correct ones), and that number."""
 
 
-GREATEST = 1e100  # magnitude of what somebody else measured: sums of such numbers stay finite
-MOST_SAMPLES = 1 << 48  # that somebody else may say there are
+GREATEST = 1e100  # maximum magnitude of untrusted measurements, so that their sums stay finite
+MOST_SAMPLES = 1 << 48  # maximum untrusted number of samples
 
 
 def values(scores: Scores) -> dict[str, float]:
-    """By metric its value."""
+    """The value of each metric."""
     return {name: total / n for name, (total, n) in scores.items() if n}
 
 
 def value_of(measure: Measure) -> float:
-    """What a measure computes, as a number. Raises UserError for several."""
+    """A measure's result as a number. Raises UserError for several numbers."""
     computed = measure.compute()
     if isinstance(computed, Tensor) and computed.numel() != 1:
         raise UserError(f"{type(measure).__name__} gives {computed.numel()} numbers, not one: give it an average")
@@ -55,8 +55,8 @@ def value_of(measure: Measure) -> float:
 
 
 def possible(scores: Scores, metrics: Sequence[Metric]) -> Scores:
-    """Those of the scores somebody states that can be, in the metrics' order: numbers, shares from 0 to 1 (or as much
-    more as float32 rounds)."""
+    """The valid ones among untrusted scores, in the metrics' order: numbers, and shares from 0 to 1 (up to float32's
+    rounding)."""
     return {
         metric.name: (total, n)
         for metric in metrics

@@ -1,4 +1,4 @@
-"""What of a model cannot be trained by many or cannot travel, in one line that names it and says what to do."""
+"""Checks that a model can be trained by several clients and can travel; one-line errors name the part and the fix."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fewbytes.core.graphs import same_each_time
 from fewbytes.core.training import Local
 
 Entries = dict[str, tuple[bool, Tensor]]
-"""By name whether an entry travels, and a copy of it."""
+"""For each entry, whether it travels, and a copy of it."""
 
 
 def check_apart(one: nn.Module, other: nn.Module) -> None:
-    """Raises UserError if two models that a task's function made have something in common that changes in training, and
-    for what travels and is not finite from the start."""
+    """Raises UserError if two models from a task's function share something that changes in training, or an entry that
+    travels starts with non-finite numbers."""
     others, still = _memory(other), {id(value) for value in frozen_entries(one).values()}
-    for module in filter(same_each_time, one.modules()):  # constants that ours share, made of a seed
+    for module in filter(same_each_time, one.modules()):  # constants made from a seed, which our own modules share
         still |= {id(module._buffers[name]) for name in module._non_persistent_buffers_set}
     shared = {
         name
@@ -53,7 +53,7 @@ def check_apart(one: nn.Module, other: nn.Module) -> None:
 
 
 def check_float32(model: nn.Module, method: str) -> None:
-    """Raises UserError for a model of which anything that is trained is of other numbers than float32."""
+    """Raises UserError for a model with trained entries of a floating-point type other than float32."""
     for name, value in trained_entries(model).items():
         if value.is_floating_point() and value.dtype != torch.float32:
             raise UserError(
@@ -64,7 +64,7 @@ def check_float32(model: nn.Module, method: str) -> None:
 
 
 def check_optimiser(model: nn.Module, local: Local | None) -> None:
-    """Raises UserError for Adam on float16, in which its epsilon is 0, so that a gradient of 0 is divided by 0."""
+    """Raises UserError for Adam on float16, where its epsilon is 0 and a gradient of 0 is divided by 0."""
     if local is None or local.optimiser not in ("adam", "adamw"):
         return
     for name, p in trained_parameters(model).items():
@@ -76,14 +76,14 @@ def check_optimiser(model: nn.Module, local: Local | None) -> None:
 
 
 def kept(model: nn.Module) -> Entries:
-    """The model's entries as they are now."""
+    """A copy of the model's current entries."""
     travel = trained_entries(model).keys()
     return {name: (name in travel, copied(value)) for name, value in all_entries(model).items()}
 
 
 def check_unchanged(model: nn.Module, before: Entries) -> None:
-    """Raises UserError for a model that its use has given other entries or shapes than `before`, or of which it has
-    changed what does not travel."""
+    """Raises UserError if using the model has changed its set of entries or their shapes since `before`, or any entry
+    that does not travel."""
     now: State = all_entries(model)
     if others := now.keys() ^ before.keys():
         raise UserError(
@@ -122,11 +122,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def entered(model: nn.Module) -> Iterator[list[str]]:
-    """While it lasts, the modules that the model is in, outermost first; where a pass fails, the last is where."""
+    """Yields the stack of modules being called, outermost first; when a pass fails, the last is the failing one."""
     within: list[str] = []
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+            if not isinstance(module, torch.jit.ScriptModule):  # which has no hooks
                 title = named_module(name, module)
                 hooks.callback(module.register_forward_pre_hook(lambda *_, title=title: within.append(title)).remove)
                 hooks.callback(module.register_forward_hook(lambda *_: within.pop() and None).remove)
@@ -135,7 +135,7 @@ def entered(model: nn.Module) -> Iterator[list[str]]:
 
 @contextmanager
 def normalised(model: nn.Module) -> Iterator[list[str]]:
-    """While it lasts, the batch normalisations that see a single value a channel of each sample's maps in training."""
+    """Yields the batch normalisations that, in training, see a single value per channel of each sample's maps."""
     seen: list[str] = []
 
     def look(name: str, inputs: tuple[Any, ...]) -> None:
@@ -156,6 +156,6 @@ def _frozen(module: nn.Module) -> bool:
 
 
 def _memory(model: nn.Module) -> set[int]:
-    """Where the values of parameters and buffers lie."""
+    """Addresses of parameters and buffers."""
     tensors = (*model.parameters(), *model.buffers())
     return {value.untyped_storage().data_ptr() for value in tensors if value.layout == torch.strided and value.numel()}

@@ -1,4 +1,4 @@
-"""What a server half may use: the clients, calls to their handlers, named randomness, what people are shown."""
+"""The server half's interface: the clients, calls to their handlers, named randomness, and the gallery."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fewbytes.wire.schema import check_fields, schema_of
 Sent = TypeVar("Sent")
 Reply = TypeVar("Reply")
 Vote = Callable[[Tensor, Tensor], Tensor]
-"""Of values (n, …) and who sent them (n, …), bool, what they come to (…)."""
+"""From values (n, …), and which clients sent them (n, …), bool, to their aggregate (…)."""
 
 
 class Refused(FewbytesError):
-    """A newcomer the method cannot serve, why in words: `Method.join` raises it, and the run goes on without it."""
+    """A newcomer the method cannot serve, with the reason: raised by `Method.join`; the run continues without it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Handler:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Handler:
-        """Read a handler's type hints. Raises MethodError if they do not say what travels, or it cannot."""
+        """Read a handler's type hints. Raises MethodError if they are missing, or a message or reply cannot travel."""
         name = getattr(function, "__name__", repr(function))
         hints = hints_of(function, f"handler {name!r}")
         names = [n for n in hints if n != "return"]
@@ -59,21 +59,21 @@ class Handler:
         return cls(name, *(None if kind is type(None) else kind for kind in kinds))
 
     def check(self, message: Any) -> None:
-        """Raises MethodError for a message that is not of its class."""
+        """Raises MethodError for a message of another class."""
         if type(message) is not self.message:
             wanted = "nothing" if self.message is None else with_article(self.message)
             sent = "nothing" if message is None else with_article(type(message))
             raise MethodError(f"handler {self.name!r} takes {wanted}, it was sent {sent}")
 
     def roundable(self, way: Way) -> bool:
-        """Whether a run that rounds what travels that way finds something to round in its messages or replies."""
+        """Whether a run that rounds values in that direction can round any in its messages or replies."""
         kind = self.reply if way == "uplink" else self.message
         leaves = () if kind is None else schema_of(kind).types()
         return any(getattr(of, "roundable", False) and EXACT not in marks for of, marks in leaves)
 
 
 def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """The type hints of what is called `name`. Raises MethodError if they cannot be resolved."""
+    """The type hints of a function, called `name` in errors. Raises MethodError if they cannot be resolved."""
     try:
         return typing.get_type_hints(function)
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
@@ -81,7 +81,7 @@ def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 def takes_site(function: Callable[..., Any]) -> bool:
-    """Whether the last of a function's four parameters is a client's site, by the name of its type."""
+    """Whether the last of a function's four parameters is a client's site, by its type's name."""
     names = list(inspect.signature(function).parameters)
     hint = inspect.get_annotations(function).get(names[-1]) if len(names) == 4 else None
     return str(getattr(hint, "__name__", hint)).rpartition(".")[2] == "Site"
@@ -101,7 +101,7 @@ def required(kind: Any) -> Any:
 
 
 class LazyMapping(Mapping[Id, Sent]):
-    """A message for each of some clients, made whenever it is read."""
+    """A message for each of some clients, made on every access."""
 
     def __init__(self, clients: Sequence[Id], make: Callable[[Id], Sent]) -> None:
         self._clients, self._make = dict.fromkeys(clients), make
@@ -119,36 +119,36 @@ class LazyMapping(Mapping[Id, Sent]):
 
 
 class Shown(Protocol):
-    """What people can be shown, a value of `fewbytes.core.gallery`; `ending`: of its file's name."""
+    """Something to show people, a value of `fewbytes.core.gallery`; `ending`: its file's suffix."""
 
     ending: ClassVar[str]
 
     def drawn(self) -> bytes:
-        """The file; empty if there is nothing to see."""
+        """The file's contents; empty if there is nothing to see."""
 
 
 class Averaging(Protocol):
-    """What takes in states one by one, and is called for what they come to."""
+    """Accumulates states one by one; calling it returns their aggregate."""
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """One client's, with a weight above 0."""
+        """Add one client's state, with a weight above 0."""
 
     def __call__(self) -> State:
-        """Raises MethodError if there was none."""
+        """The aggregate. Raises MethodError if there was no state."""
 
 
 class EntryAveraging(Protocol):
-    """The same of each entry over the states that have it."""
+    """Like `Averaging`, for each entry over the states that have it."""
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """One client's, with a weight above 0."""
+        """Add one client's state, with a weight above 0."""
 
     def over(self, old: State) -> State:
-        """What they come to in place of `old`'s entries; those nobody sent stay."""
+        """`old` with its entries replaced by aggregates; entries that nobody sent stay."""
 
 
 class Taking(Protocol):
-    """What a run takes of states: `fewbytes.core.means.Means`."""
+    """A run's aggregation of states: `fewbytes.core.means.Means`."""
 
     def mean(self, around: State | None) -> Averaging:
         """See `Network.mean`."""
@@ -164,23 +164,23 @@ class Taking(Protocol):
 
 
 class Gathering(Protocol):
-    """The step that is being taken: `fewbytes.core.step.Step`."""
+    """The current step: `fewbytes.core.step.Step`."""
 
     rng: np.random.Generator
 
     @property
     def means(self) -> Taking:
-        """What the run takes of states."""
+        """The run's aggregation of states."""
 
     def show(self, name: str, what: Shown) -> None:
-        """Keep what people are shown."""
+        """Keep something to show people."""
 
     def note(self, what: str, how_much: str) -> None:
-        """Tell people what they should know of a round."""
+        """Note something people should know about a round."""
 
 
 class Exchanges(Protocol):
-    """What a network needs of the engine that runs it."""
+    """The interface of the engine that a network needs."""
 
     problem: Problem
 
@@ -190,10 +190,10 @@ class Exchanges(Protocol):
 
     @property
     def step(self) -> Gathering:
-        """The step that is being taken."""
+        """The current step."""
 
     def sample(self, fraction: float) -> list[Id]:
-        """The round's cohort."""
+        """The round's sampled clients."""
 
     def exchange(
         self,
@@ -203,24 +203,24 @@ class Exchanges(Protocol):
         part: str,
         check: Callable[[Id, Any], None] | None,
     ) -> Iterator[tuple[Id, Any]]:
-        """Run a handler on clients, in a part of the network; replies in the order asked."""
+        """Run a handler on clients, in a subset of clients; yields replies in the order asked."""
 
     def stream(self, function: Callable[..., Any], send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
-        """Keep so many clients at work on a handler; replies as they come."""
+        """Keep `at_once` clients at work on a handler; yields replies as they arrive."""
 
     def leave(self, function: Callable[..., Any], to: Mapping[Id, Any] | None, send: Any, part: str) -> None:
-        """Leave a message with each of some clients' next request, or with everybody's in a part of the network."""
+        """Leave a message for each of some clients, or for everybody in a subset, to travel with the next request."""
 
     def set_part(self, part: str, members: Sequence[Id]) -> None:
-        """Who is in a part of the network."""
+        """Set the members of a subset of clients."""
 
 
 class Network:
-    """What a server half may use, and no more. `members`: the clients it sees of the engine's (default: all), and
-    what that part of the network is called.
+    """The interface of a server half. `members`: the visible clients of the engine (default: all); `part`: the name of
+    that subset.
 
-    One call at a time: a call inside a call, or one left unread or half-read, is an error in every engine. A stream may
-    be left at any reply.
+    One call at a time: a nested call, or one left unread or half-read, is an error in every engine. A stream may be
+    left at any reply.
 
     >>> import fewbytes as fb
     >>> import torch
@@ -239,7 +239,7 @@ class Network:
 
     @property
     def clients(self) -> list[Id]:
-        """The clients that are there, in ascending order."""
+        """The present clients, in ascending order."""
         return [i for i in self._engine.clients if self._members is None or i in self._members]
 
     @property
@@ -253,9 +253,9 @@ class Network:
         return self._engine.step.rng
 
     def among(self, clients: Sequence[Id], part: str) -> Network:
-        """The same network, as if there were only these of the clients; parts of other names have other clients.
+        """The same network restricted to these clients; subsets of other names must have other clients.
 
-        What is left with everybody in a part also reaches who is in it later, when it is made anew.
+        A message left for everybody in a subset also reaches clients added when it is created again.
         """
         wanted = set(clients)
         members = [i for i in self.clients if i in wanted]
@@ -263,10 +263,9 @@ class Network:
         return Network(self._engine, members, part)
 
     def sample(self, fraction: float) -> list[Id]:
-        """The round's cohort, random: round(fraction * clients) of all there are, at least one, in ascending order.
+        """The round's sampled clients: round(fraction * clients) of all present, at least one, in ascending order.
 
-        It is the same whenever it is asked for in a round. Of a part of the clients (`among`) those that are in it,
-        possibly none.
+        It returns the same clients throughout a round. For a subset (`among`): its sampled members, possibly none.
         """
         return [i for i in self._engine.sample(fraction) if self._members is None or i in self._members]
 
@@ -279,23 +278,23 @@ class Network:
     ) -> Iterator[tuple[Id, Reply]]:
         """Run a handler on clients; yields (client, reply) in the order asked, one reply in memory at a time.
 
-        `to`: clients that all get `send`, or a mapping from client to its own message; those that have left by the
-        task's schedule are passed over. Read it to the end: clients run as their replies are read. `check`: raises
-        MethodError, before a reply reaches the method, for one that the client may not send; it is then left out, as
-        one whose fields are not what their types say (`fewbytes.base.ranges`, `fewbytes.core.admission.like`).
+        `to`: clients that all get `send`, or a mapping from client to its own message; clients that have left by the
+        task's schedule are skipped. Read it to the end: clients run as their replies are read. `check`: raises
+        MethodError for an invalid reply before the method sees it. The reply is then left out, like one whose fields
+        violate their types (`fewbytes.base.ranges`, `fewbytes.core.admission.like`).
         """
         return self._engine.exchange(handler, to, send, self._part, check)
 
     def stream(
         self, handler: Callable[[Any, Sent, Site], Reply], send: Sent | None = None, at_once: int = 1
     ) -> Iterator[tuple[Id, Reply, int]]:
-        """Keep `at_once` clients at work on a handler; yields (client, reply, staleness) as replies come.
+        """Keep `at_once` clients at work on a handler; yields (client, reply, staleness) as replies arrive.
 
-        Whoever is asked gets `send`. When the next reply is asked for, the places that are free go to clients drawn at
-        random from those that are not at work and have not answered in this round. Leave it (`break`) with enough
-        replies: who is still at work then stays so, and answers in a later round, in which `staleness` is how many
-        rounds ago it was asked. It ends by itself when nobody is at work or can be asked. A run streams one handler, to
-        which its method promises (`streams`), and no message waits beside it (`tell`).
+        All clients get `send`. At each request for a reply, free places go to randomly drawn clients that are not at
+        work and have not answered in this round. Leave it (`break`) after enough replies: clients at work continue and
+        answer in a later round; `staleness` is the number of rounds since they were asked. It ends when no client is at
+        work or can be asked. A run streams one handler; its method must set `streams`, and cannot leave waiting
+        messages (`tell`).
         """
         if self._members is not None:
             raise MethodError("a stream is of all clients, not of a part of them (among)")
@@ -308,13 +307,13 @@ class Network:
         send: Sent | None = None,
         when: Literal["now", "next"] = "now",
     ) -> None:
-        """The same for a handler without reply; returns when all have run.
+        """Run a handler without reply; returns when all clients have run it.
 
-        `to` and `send`: as in `call`; without `to`, everybody gets `send`. `when`: `next` leaves the message until the
-        client is asked next, with whose request it travels and before whose handler this one runs; a newer message to
-        the handler takes the place of one that waits, and what waits after the last round is sent then. Left with
-        everybody, it also reaches who joins later. What is left waits on disk, so a mapping that makes each message as
-        it is read, instead of a dict of all, has one in memory at a time.
+        `to` and `send`: as in `call`; without `to`, everybody gets `send`. `when="next"` leaves the message to travel
+        with the client's next request; its handler runs before the request's. A newer message to the same handler
+        replaces a waiting one; messages still waiting after the last round are sent then. One left for everybody also
+        reaches later newcomers. Messages wait on disk: a mapping that makes each on access, instead of a dict of all,
+        keeps one in memory at a time.
         """
         if when not in ("now", "next"):
             raise MethodError(f"a message is sent now or next, not {when!r}")
@@ -326,37 +325,37 @@ class Network:
             pass
 
     def mean(self, around: State | None = None) -> Averaging:
-        """What the run takes of states that clients send, added one by one: their weighted mean, what its rule says, or
-        a mean under noise.
+        """The run's aggregation of clients' states, added one by one: their weighted mean, a robust rule's result, or a
+        noisy mean.
 
-        `around`: what the clients were sent, where their updates start; of an entry that is not in it, 0. A method that
-        asks for it promises which rules will do, and whether noise will (`fewbytes.core.promises`).
+        `around`: the clients' message, from which updates count; entries missing there count from 0. A method that uses
+        it promises which rules it allows, and whether noise (`fewbytes.core.promises`).
         """
         return self._engine.step.means.mean(around)
 
     def entry_means(self, around: State | None = None, few: bool = False) -> EntryAveraging:
-        """The same of each entry over the states that have it. `few`: possibly of one alone, which by any rule but the
-        mean moves it no further, for its number of values, than most move theirs."""
+        """Like `mean`, for each entry over the states that have it. `few`: an entry may have a single sender; then any
+        rule but the mean limits its update, per root of its number of values, to the others' median."""
         return self._engine.step.means.entry_means(around, few)
 
     def clipped(self, states: Sequence[State]) -> Sequence[State]:
-        """What clients sent, for a method that takes other means: as is or, by any rule but the mean, clipped."""
+        """Clients' states, for a method with other means: unchanged or, by any rule but the mean, clipped."""
         return self._engine.step.means.clipped(states)
 
     def votes(self) -> Vote | None:
-        """The vote on values (n, …) over those clients that sent them (n, …), bool, for a method that takes other
-        means: the rule's median or trimmed mean; None: it takes its means, of what is `clipped`."""
+        """The vote over values (n, …) and which clients sent them (n, …), bool, for a method with other means: the
+        rule's median or trimmed mean. None: the method uses its own means, of `clipped` states."""
         return self._engine.step.means.votes()
 
     def show(self, name: str, what: Shown) -> None:
-        """Show people images, points or shares (`fewbytes.core.gallery`); steers nothing.
+        """Show people images, points or shares (`fewbytes.core.gallery`); has no effect on training.
 
-        They are kept in the run folder, and the report draws them. In a round that is not scored, and before the first,
-        they are dropped. `name`: a file name's part, of a-z, 0-9 and -. Raises MethodError.
+        The run folder keeps them, and the report draws them. Dropped in rounds that are not scored, and before the
+        first. `name`: part of a file name, of a-z, 0-9 and -. Raises MethodError.
         """
         self._engine.step.show(name, what)
 
     def note(self, what: str, how_much: str) -> None:
-        """Tell people what they should know of this round to read its results, in the same words each time it is so,
-        and how much of it there was; steers nothing. The live line, the table and the report say it."""
+        """Note something people need to interpret this round's results, with the same words each time, and an amount;
+        has no effect on training. The live line, the table and the report print it."""
         self._engine.step.note(what, how_much)

@@ -1,4 +1,4 @@
-"""What models learn: the loss, how samples come, what is scored, how predictions are shown."""
+"""Learning objectives: loss, form of samples, metrics, and pictures of predictions."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from fewbytes.data.named import NamedTensors
 from fewbytes.data.split import Items, LazySamples, Split
 
 ClassWeights = tuple[float, ...] | Literal["balanced"]
-"""Of classes in a loss: one each, or the inverse of how often a client has them."""
+"""Class weights in a loss: one per class, or the inverse of each client's class frequency."""
 Show = Callable[[str, Any], None]
 """`Network.show`."""
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """What models learn of samples and their targets.
+    """A learning objective, for samples and their targets.
 
-    `metrics`: what tells how good predictions are; the first is what tables call the score. `criterion`: a loss of
-    one's own, (outputs, targets) to the mean of a batch.
+    `metrics`: of predictions; tables call the first one the score. `criterion`: the user's loss, (outputs, targets) to
+    a batch's mean.
     """
 
     metrics: tuple[Metric, ...] = ()
     criterion: Loss | None = field(default=None, compare=False, repr=False)
 
     suits: ClassVar[str]
-    """Which models and methods can learn it, in words for who took another."""
+    """The models and methods that can learn it, in words for error texts."""
     has_head: ClassVar[bool] = True
-    """Whether models have a last layer that is the task's own, which is trained whole beside adapters."""
+    """Whether models have a task-specific last layer, which is trained whole beside adapters."""
 
     def loss(self, model: nn.Module, given: Loss | None, targets: Tensor) -> Loss:
-        """What the model is trained with on data of these targets: what a method gives, the criterion, the model's own,
-        a method `loss(outputs, targets)`, or the usual. Raises UserError if it cannot learn this."""
+        """The training loss of the model on data with these targets: the method's, the criterion, the model's own
+        method `loss(outputs, targets)`, or the usual one. Raises UserError if it cannot be learnt so."""
         if given is not None and self.criterion is not None:
             raise UserError(
                 "the method trains by a loss of its own, which would take the place of yours: leave yours out"
@@ -52,34 +52,33 @@ class Objective(ABC):
 
     @property
     def whole(self) -> bool:
-        """Whether the criterion takes the whole output of a model."""
+        """Whether the criterion takes a model's whole output."""
         return takes_whole(self.criterion)
 
     @property
     def any_scale(self) -> bool:
-        """Whether targets may be of any scale, and with them the parameters of a model: also where the loss is one's
-        own."""
+        """Whether targets, and with them a model's parameters, may have any scale: also with the user's loss."""
         return self.criterion is not None
 
     @property
     def measured(self) -> tuple[Metric, ...]:
-        """The metrics that measures compute."""
+        """The metrics computed by measures."""
         return self.metrics
 
     @abstractmethod
     def usual(self, targets: Tensor) -> Loss:
-        """The usual loss, for data of these targets."""
+        """The usual loss for data with these targets."""
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """What metrics take, of a model's outputs."""
+        """The metrics' input from a model's outputs."""
         return outputs.float()
 
     def truth(self, targets: Tensor) -> Tensor:
-        """What metrics take, of targets."""
+        """The metrics' input from targets."""
         return targets
 
     def check(self, model: nn.Module, outputs: Any, targets: Tensor) -> None:
-        """Raises UserError if what the model gives for some samples suits neither the loss nor the metrics."""
+        """Raises UserError if a model's outputs for some samples do not fit the loss or the metrics."""
         if not isinstance(outputs, Tensor):
             more = "" if self.whole else "; a loss of your own may take all of it, with output='whole'"
             raise UserError(f"the model gives {named(outputs)}: let it give a tensor, or something with `logits`{more}")
@@ -105,13 +104,12 @@ class Objective(ABC):
             raise UserError(f"{called} has no gradient: compute it of the outputs, with torch's operations")
 
     def wanted(self, outputs: Tensor, targets: Tensor) -> str:
-        """What outputs of some samples should be, where usual losses and metrics cannot be computed of them; else
-        nothing."""
+        """The required form of outputs for some samples if the usual losses and metrics do not fit them; else empty."""
         return ""
 
     @property
     def hint(self) -> str:
-        """Why training may give numbers that are not finite."""
+        """The likely reason for non-finite numbers in training."""
         own = "" if self.criterion is None else f", or does the loss {_called(self.criterion)} give such?"
         return f"is lr too high{own or '?'}"
 
@@ -122,8 +120,7 @@ class Objective(ABC):
         return ready(x), y
 
     def samples(self, data: Split, device: str) -> tuple[Tensor | NamedTensors | LazySamples, Tensor]:
-        """As `tensors`, but those of a data set of one's own are read as they are indexed, and some are of several
-        tensors."""
+        """Like `tensors`, but samples of users' data sets are read on access, and samples may have several tensors."""
         if isinstance(data.x, NamedTensors):
             return data.gathered(device), data.aimed(device)
         return data.lazy(device) if isinstance(data.x, Items) else self.tensors(data, device)
@@ -154,8 +151,8 @@ class Objective(ABC):
     def score(
         self, model: nn.Module, test: Split, device: str, precision: Precision, show: Show | None
     ) -> dict[str, float]:
-        """By metric, what the server's test set tells of a model, if it has samples. `show`: pictures of predictions
-        for people."""
+        """Each metric of a model on the server's test set, if that has samples. `show`: receives pictures of
+        predictions."""
         return values(self.evaluate(model, *test.lazy(device), precision)[0]) if len(test) else {}
 
 
@@ -166,8 +163,8 @@ def evaluated(
     precision: Precision,
     take: Callable[[Any, Tensor], None],
 ) -> None:
-    """Have `take` look at what the model gives for each batch of samples, in eval mode, and its targets; the forward
-    passes are in that precision."""
+    """Call `take` with the model's outputs for each batch, in eval mode, and its targets; forward passes run in
+    `precision`."""
     training = model.training
     model.to(x.device).eval()
     with torch.no_grad(), arithmetic(precision, str(x.device)):
@@ -178,5 +175,5 @@ def evaluated(
 
 
 def _called(loss: Loss) -> str:
-    """A loss as people know it."""
+    """A loss's name for people."""
     return getattr(loss, "__qualname__", type(loss).__name__)

@@ -1,4 +1,4 @@
-"""What models usually learn, an objective each."""
+"""The usual objectives."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Kind, LazySamples
 
 @dataclass(frozen=True)
 class Classification(Objective):
-    """One of several classes: cross-entropy, of classes weighed as `weights` says.
+    """One of several classes: cross-entropy, with class `weights`.
 
-    `balanced` weighs each client's classes by the inverse of how often it has them, 1 on average over its samples.
+    `balanced` weighs each client's classes by their inverse frequency, with mean 1 over its samples.
     """
 
     metrics: tuple[Metric, ...] = (known_metric("multiclass", "accuracy"),)
@@ -35,13 +35,13 @@ class Classification(Objective):
     suits: ClassVar[str] = "labels are learnt by models that give a logit a class"
 
     def loss(self, model: nn.Module, given: Loss | None, targets: Tensor) -> Loss:
-        """As in `Objective`. Raises UserError for weights where there is another loss."""
+        """See `Objective`. Raises UserError for class weights with another loss."""
         if self.weights is not None and (given or self.criterion or own_loss(model)):
             raise UserError("class weights are for the cross-entropy, and this method or model brings another loss")
         return super().loss(model, given, targets)
 
     def usual(self, targets: Tensor) -> Loss:
-        """Cross-entropy, weighed."""
+        """Weighted cross-entropy."""
         return F.cross_entropy if self.weights is None else partial(_weighted, class_weights(self.weights, targets))
 
     def wanted(self, outputs: Tensor, targets: Tensor) -> str:
@@ -59,13 +59,13 @@ class Classification(Objective):
 
     @property
     def measured(self) -> tuple[Metric, ...]:
-        """None for accuracy alone, which is counted, without torchmetrics."""
+        """Empty for accuracy alone, which is counted without torchmetrics."""
         return () if [metric.name for metric in self.metrics] == ["accuracy"] else self.metrics
 
     def evaluate(
         self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
     ) -> tuple[Scores, float]:
-        """As in `Objective`; the losses are plain cross-entropies."""
+        """See `Objective`; the losses are unweighted cross-entropies."""
         if self.measured:
             return super().evaluate(model, x, y, precision)
         correct, loss = 0, 0.0
@@ -89,7 +89,7 @@ class MultiLabel(Objective):
     suits: ClassVar[str] = "several labels a sample are learnt by methods that do not look at labels, such as fedavg"
 
     def usual(self, targets: Tensor) -> Loss:
-        """As said."""
+        """Binary cross-entropy."""
         return _each_label
 
     def wanted(self, outputs: Tensor, targets: Tensor) -> str:
@@ -115,11 +115,11 @@ class Regression(Objective):
 
     @property
     def any_scale(self) -> bool:
-        """They are."""
+        """Always."""
         return True
 
     def usual(self, targets: Tensor) -> Loss:
-        """As said."""
+        """Mean squared error."""
         return _squared
 
     def wanted(self, outputs: Tensor, targets: Tensor) -> str:
@@ -128,18 +128,18 @@ class Regression(Objective):
         return "" if fits else f"targets are {tuple(targets.shape)}: give a number for each"
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """The outputs, (n,) where there is one a sample."""
+        """The outputs, (n,) if there is one per sample."""
         return self.truth(outputs.float())
 
     def truth(self, targets: Tensor) -> Tensor:
-        """The targets, (n,) where there is one a sample."""
+        """The targets, (n,) if there is one per sample."""
         return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
 
 
 @dataclass(frozen=True)
 class Segmentation(Objective):
-    """A class for every pixel, int64 (n, height, width), 255 where there is none: their cross-entropy, of classes
-    weighed as in `Classification`."""
+    """A class for every pixel, int64 (n, height, width), 255 for none: cross-entropy, with class weights as in
+    `Classification`."""
 
     metrics: tuple[Metric, ...] = (known_metric("segmentation", "iou"),)
     weights: ClassWeights | None = None
@@ -150,7 +150,7 @@ class Segmentation(Objective):
     )
 
     def usual(self, targets: Tensor) -> Loss:
-        """As said."""
+        """Weighted cross-entropy of pixels."""
         weights = None if self.weights is None else class_weights(self.weights, targets[targets != IGNORED_PIXEL])
         return partial(_each_pixel, weights)
 
@@ -171,7 +171,7 @@ class Segmentation(Objective):
 
 @dataclass(frozen=True)
 class NextToken(Objective):
-    """The token after each one, int64 (n, length), -100 where none is asked for: their cross-entropy."""
+    """The next token at each position, int64 (n, length), -100 for none: cross-entropy."""
 
     metrics: tuple[Metric, ...] = (known_metric("text", "perplexity"),)
 
@@ -182,11 +182,11 @@ class NextToken(Objective):
     )
 
     def usual(self, targets: Tensor) -> Loss:
-        """As said."""
+        """Cross-entropy of tokens."""
         return _each_token
 
     def wanted(self, outputs: Tensor, targets: Tensor) -> str:
-        """A logit for each token at every place."""
+        """A logit for each token at every position."""
         n, length = targets.shape
         if outputs.dim() != 3 or outputs.shape[:2] != targets.shape:
             return f"every place needs a logit for each token: ({n}, {length}, tokens)"
@@ -196,7 +196,7 @@ class NextToken(Objective):
 
 @dataclass(frozen=True)
 class Own(Objective):
-    """Whatever a loss of one's own learns."""
+    """Any objective defined by the user's loss."""
 
     suits: ClassVar[str] = "a loss of one's own is learnt by methods that do not look at labels, such as fedavg"
 
@@ -212,7 +212,7 @@ OBJECTIVES: Mapping[Kind, tuple[type[Objective], str]] = {
     "masks": (Segmentation, "segmentation"),
     "tokens": (NextToken, "text"),
 }
-"""Objectives by what is learnt, and which metrics each knows by name (a key of `fewbytes.core.known_metrics.KNOWN`)."""
+"""Objectives by kind of learning, and each one's kind of metrics (a key of `fewbytes.core.known_metrics.KNOWN`)."""
 
 
 def objective_for(
@@ -222,9 +222,8 @@ def objective_for(
     weights: ClassWeights | None = None,
     classes: int = 0,
 ) -> Objective:
-    """The objective of data of which that is learnt: with a loss of one's own, metrics by name or of one's own (by name
-    what `metrics_of` takes), class weights, of `classes` at least. Raises UserError for what there is not, or cannot be
-    together."""
+    """The objective for data of this kind: with the user's loss, metrics by name or users' own (a mapping for
+    `metrics_of`), class weights, for at least `classes` classes. Raises UserError for unknown or incompatible ones."""
     kind, known = OBJECTIVES.get(learns, (Own, None))
     options: dict[str, Any] = {"criterion": loss}
     if isinstance(metrics, Mapping) and metrics:
@@ -241,7 +240,7 @@ def objective_for(
 
 
 def _names(metrics: Any) -> list[str]:
-    """Metrics by name, each once. Raises UserError for what is no name."""
+    """Metric names, without duplicates. Raises UserError for anything but names."""
     given = list(metrics or ()) if isinstance(metrics, Mapping | list | tuple | None) else [metrics]
     for each in given:
         if not isinstance(each, str):
@@ -250,7 +249,7 @@ def _names(metrics: Any) -> list[str]:
 
 
 def checked_weights(weights: Any, classes: int) -> ClassWeights:
-    """Class weights that can be, for at least so many classes. Raises UserError for others."""
+    """Valid class weights, for at least `classes` classes. Raises UserError for others."""
     if weights == "balanced":
         return "balanced"
     try:
@@ -266,8 +265,8 @@ def checked_weights(weights: Any, classes: int) -> ClassWeights:
 
 
 def class_weights(weights: ClassWeights, targets: Tensor) -> Tensor:
-    """A weight for each class: those given, or by targets (n,) the inverse of how many are of it, 1 on average over
-    them all; 0 for what none is of."""
+    """A weight for each class: the given ones, or the inverse class frequency in targets (n,), with mean 1 over them; 0
+    for absent classes."""
     if weights != "balanced":
         return torch.tensor(weights, device=targets.device)
     counts = torch.bincount(targets)
@@ -276,7 +275,7 @@ def class_weights(weights: ClassWeights, targets: Tensor) -> Tensor:
 
 
 def _superfluous(weights: ClassWeights | None, outputs: Tensor) -> str:
-    """What is wrong with class weights for such outputs, if there are more."""
+    """The error of too many class weights for such outputs; empty if there is none."""
     fits = weights is None or weights == "balanced" or len(weights) <= outputs.shape[1]
     return "" if fits else f"there are {len(weights or ())} class weights: give one for each class"
 

@@ -1,4 +1,4 @@
-"""Options given in the wrong place: which place in Python is the right one."""
+"""Options given in the wrong place: finds the right place in Python."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fewbytes.core.training import Local, Loss
 from fewbytes.data.split import Transform
 
 Places = Mapping[str, Collection[str]]
-"""The names of options by how they are given, such as `fb.run(…, {})`."""
+"""Names of options by the Python call that takes them, such as `fb.run(…, {})`."""
 OF_METHOD: Places = {"the method, as in FedAvg({})": tuple(each.name for each in fields(Local))}
 """Options of most methods."""
 
 
 class Terms(TypedDict, total=False):
-    """What may be said of a task of one's own, beside its model and data.
+    """Options of a user's task, besides its model and data.
 
-    `loss`: (outputs, targets) to the mean of a batch, in place of the usual one. `metrics`: what models are scored by,
-    the first is the score: names (`fewbytes.core.known_metrics.KNOWN`), or by name metrics of torchmetrics or functions
-    that make one. `weights`: of classes, or balanced. `transform`: (x, y) to x, changed at random, of every training
-    batch. `output`: what `loss` takes of a model that gives more than its logits (an output of transformers, or a tuple
-    or dict of which `logits` or the first is that): the logits, or the whole of it. `seed`: of all randomness.
+    `loss`: (outputs, targets) to a batch's mean, in place of the usual one. `metrics`: scores of models, the first is
+    the main one: names (`fewbytes.core.known_metrics.KNOWN`), or a mapping from names to torchmetrics' metrics or
+    functions that make one. `weights`: per class, or balanced. `transform`: (x, y) to a randomly changed x, for every
+    training batch. `output`: the input of `loss` if a model gives more than logits (an output of transformers, or a
+    tuple or dict with `logits` or logits first): the logits, or the whole output. `seed`: of all randomness.
     `recalibrate`: see `Problem`.
     """
 
@@ -45,11 +45,11 @@ class Terms(TypedDict, total=False):
 OF_TASK: Places = {
     "the task, fb.Task.of(…, {})": Terms.__annotations__.keys() | {"model", "test", "public", "presence"}
 }
-"""Options of a task of one's own."""
+"""Options of a user's task."""
 
 
 def belongs(name: str, value: Any, places: Places) -> str:
-    """Where an option belongs, `: it belongs to fb.run(…, rounds=5)`: to one of these places or to a run."""
+    """The right place for an option, as in `: it belongs to fb.run(…, rounds=5)`: one of these places or a run."""
     of_runs = {group.given: [each.name for each in fields(group)] for group in Group.__subclasses__() if group.given}
     plain = value is None or (isinstance(value, str | int | float) and len(repr(value)) < 40)
     given = f"{name}={value!r}" if plain else f"{name}=…"
@@ -60,7 +60,7 @@ def belongs(name: str, value: Any, places: Places) -> str:
 
 
 def check_options(given: Mapping[str, Any], known: Collection[str], places: Places) -> None:
-    """Raises UserError for an option of a task that is not one of the known ones."""
+    """Raises UserError for an unknown option of a task."""
     for name, value in given.items():
         if name not in known:
             raise UserError(f"a task has no option {name!r}{belongs(name, value, places) or suggestion(name, known)}")

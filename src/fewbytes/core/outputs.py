@@ -1,4 +1,4 @@
-"""What a loss of one's own takes of a model that gives more than its logits: those, or the whole output."""
+"""Model outputs with more than logits: the user's loss takes the logits, or the whole output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Output = Literal["logits", "whole"]
 
 
 def of_output(loss: Loss | None, output: Output) -> Loss | None:
-    """The loss, given what it asks for. Raises UserError for another word, and for a whole output without a loss."""
+    """The loss, adapted to `output`. Raises UserError for an unknown choice, and for a whole output without a loss."""
     if output not in get_args(Output):
         raise UserError(f"output is 'logits' or 'whole', what the loss takes of the model's output, not {output!r}")
     if output == "logits":
@@ -38,8 +38,8 @@ def takes_whole(loss: Loss | None) -> bool:
 
 
 def logits_of(model: nn.Module, inputs: tuple[Any, ...], made: Any, whole: bool) -> Any:
-    """A hook: of an output that has `logits` those; else the output itself. With `whole` a tuple's or dict's, too, and
-    what is given has the output as its attribute `whole`."""
+    """A hook that returns an output's `logits`, if it has any; else the output itself. With `whole`, also logits of
+    tuples and dicts, with the output as their attribute `whole`."""
     logits = getattr(made, "logits", made)
     if not whole:
         return logits
@@ -49,6 +49,6 @@ def logits_of(model: nn.Module, inputs: tuple[Any, ...], made: Any, whole: bool)
         logits = logits[0]
     if not isinstance(logits, Tensor):
         return logits
-    seen = logits.view_as(logits)  # another object, as the output would hold itself
+    seen = logits.view_as(logits)  # another object, as the output would contain itself
     seen.whole = made  # type: ignore[attr-defined]
     return seen

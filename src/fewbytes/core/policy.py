@@ -1,4 +1,4 @@
-"""Whose replies an exchange needs and which are refused, and how long an engine on Flower waits for them."""
+"""Which replies an exchange needs and refuses, and an engine's waiting times on Flower."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fewbytes.base.ranges import Count, Positive, Share, Whole
 from fewbytes.base.settings import Group, reads_text, setting
 
 ABSENT = "data"
-"""What a client is left out of for a whole round, as its node was not there, or its data are not fit for the run: it
-was asked nothing, and is in no exchange."""
+"""Reason for leaving a client out of a whole round: its node is missing, or its data do not fit the run. It was not
+asked, and is in no exchange."""
 
 
 class Excluded(frozenset[int]):
-    """Clients that are not asked, by number."""
+    """Numbers of clients that are not asked."""
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -34,7 +34,7 @@ class Excluded(frozenset[int]):
 @reads_text
 @dataclass(frozen=True)
 class Policy(Group):
-    """Whose replies an exchange needs, which it refuses, and on Flower waits for. Raises UserError for values out of
+    """Which replies an exchange needs and refuses, and its waiting times on Flower. Raises UserError for values out of
     range.
 
     >>> import fewbytes as fb
@@ -68,7 +68,7 @@ class Policy(Group):
     exclude: Excluded | None = setting(None, "Clients that are not asked, by number, with commas.", resumable=True)
 
     def check(self, clients: int) -> None:
-        """Raises UserError where it excludes clients that are not among so many, or all."""
+        """Raises UserError if it excludes unknown clients, or all of them."""
         if unknown := sorted(i for i in self.excluded if i >= clients):
             raise UserError(f"exclude names client {unknown[0]}, and there are clients 0 to {clients - 1}")
         if len(self.excluded) == clients:
@@ -81,4 +81,4 @@ class Policy(Group):
 
 
 class TooFewReplies(FewbytesError):
-    """Fewer clients answered than the policy asks for; the run can go on from its last checkpoint."""
+    """Fewer clients answered than the policy requires; the run can resume from its last checkpoint."""

@@ -1,7 +1,7 @@
-"""Differential privacy: noise, what of a promise is spent, and the promise to samples, which clients keep.
+"""Differential privacy: noise, accounting, and privacy of samples, which clients keep.
 
 Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014; Abadi et al., "Deep Learning with Differential
-Privacy", CCS 2016, in Poisson batches. The package dp-accounting counts.
+Privacy", CCS 2016, with Poisson batches. The package dp-accounting does the accounting.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from fewbytes.data.named import NamedTensors, one_tensor
 
 T = TypeVar("T")
 Samples = tuple[Tensor, Tensor]
-"""Of a batch, and their targets."""
+"""A batch's samples and targets."""
 Bytes = Callable[[int], bytes]
-"""Gives so many further random bytes."""
+"""Returns the next `n` random bytes."""
 ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512)
-"""Of Renyi divergence, whole ones, which are counted fast; more would find epsilon a little lower."""
+"""Orders of Renyi divergence, integers for speed; more orders would lower epsilon a little."""
 
 
 def check_models(models: Iterable[nn.Module]) -> None:
-    """Raises UserError for models that cannot be trained under noise."""
+    """Raises UserError for models that cannot be trained with noise."""
     for model in models:
         for name, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -48,7 +48,7 @@ def check_models(models: Iterable[nn.Module]) -> None:
 
 
 def accounting() -> Any:
-    """The package that counts. Raises UserError where it is missing."""
+    """The package dp-accounting. Raises UserError if it is missing."""
     try:
         import dp_accounting
         import dp_accounting.rdp
@@ -58,7 +58,7 @@ def accounting() -> Any:
 
 
 def random_bytes(key: bytes, *names: int | str | bytes) -> Bytes:
-    """Bytes that nobody can foretell who does not know the key, the same for the same names: SHAKE-256."""
+    """Random bytes that are unpredictable without the key, the same for the same names: SHAKE-256."""
     head = hashlib.sha256()
     for part in (key, *names):
         text = part if isinstance(part, bytes) else str(part).encode()
@@ -68,41 +68,41 @@ def random_bytes(key: bytes, *names: int | str | bytes) -> Bytes:
 
 
 def uniform(count: int, random: Bytes) -> Tensor:
-    """So many numbers above 0 and below 1, float64: odd multiples of 2^-53."""
+    """`count` numbers above 0 and below 1, float64: odd multiples of 2^-53."""
     bits = torch.from_numpy(np.frombuffer(random(8 * count), "<i8").copy())
     return bits.bitwise_and((1 << 52) - 1).double().add_(0.5).mul_(2.0**-52)
 
 
 def gaussian(count: int, random: Bytes) -> Tensor:
-    """So many numbers of the standard normal distribution, float64, by its inverse; none is beyond 8.3."""
+    """`count` numbers of the standard normal distribution, float64, by its inverse; at most 8.3 in magnitude."""
     normal: Tensor = torch.special.ndtri(uniform(count, random))
     return normal
 
 
 def finite(value: Tensor, kind: torch.dtype) -> Tensor:
-    """Finite numbers, float64, in another type, of which the largest take the place of what is larger."""
+    """Finite float64 numbers in another type, clipped to its range."""
     most = torch.finfo(kind).max
     return value.clamp(-most, most).to(kind)
 
 
 @dataclass(frozen=True)
 class SamplePrivacy:
-    """The promise to each client's training samples, which the client keeps: over so many rounds of these terms."""
+    """Privacy of each client's training samples, kept by the client, over a number of rounds with these terms."""
 
     privacy: Privacy
     rounds: int
     epochs: int
     batch: int
-    steps: int = 0  # batches a round, in place of epochs; 0: epochs count
+    steps: int = 0  # batches a round, in place of epochs; 0: use epochs
 
     @property
     def length(self) -> str:
-        """Of a round, in words."""
+        """A round's length, in words."""
         return f"{self.steps} steps" if self.steps else f"{self.epochs} epochs"
 
     def prepare(self, samples: Iterable[int]) -> None:
-        """Do what takes a second and is the same for all, for clients of so many samples each, before processes are
-        forked: torch loads what it needs for gradients of single samples, and the noise is calibrated."""
+        """Prepare for clients with these numbers of samples, once before forking: load torch's per-sample gradients,
+        which takes a second, and calibrate the noise."""
         model = nn.Linear(1, 1)
         clipped_sum(
             model, dict(model.named_parameters()), nn.functional.mse_loss, torch.ones(1, 1), torch.ones(1, 1), 1
@@ -111,26 +111,26 @@ class SamplePrivacy:
             self.multiplier(each)
 
     def sampled(self, samples: int) -> tuple[float, int]:
-        """Of a client with so many: the part of them in a batch, and how many batches a round has."""
+        """For a client with `samples`: the sampling rate of a batch, and the number of batches in a round."""
         return min(1.0, self.batch / samples), self.steps or self.epochs * math.ceil(samples / self.batch)
 
     def multiplier(self, samples: int) -> float:
-        """z: the deviation of the noise on a batch's sum of gradients, in clips."""
+        """z: the standard deviation of the noise on a batch's sum of gradients, in clips."""
         part, steps = self.sampled(samples)
         return calibrated(self.privacy.epsilon, self.privacy.delta, part, steps * self.rounds)
 
     def epsilon(self, samples: int, rounds: int) -> float:
-        """What so many rounds that a client took part in have spent."""
+        """The epsilon spent by `rounds` rounds of a client's participation."""
         return epsilon_of([self.spent(samples, rounds)], self.privacy.delta)
 
     def spent(self, samples: int, rounds: int) -> Steps:
-        """The steps that so many rounds take."""
+        """The steps in `rounds` rounds."""
         part, steps = self.sampled(samples)
         return Steps(self.multiplier(samples), part, steps * rounds)
 
 
 class Steps(NamedTuple):
-    """So many noisy sums of gradients: the noise in clips, and which part of the samples is in a batch."""
+    """A number of noisy sums of gradients: the noise in clips, and the sampling rate of a batch."""
 
     multiplier: float
     part: float
@@ -138,7 +138,7 @@ class Steps(NamedTuple):
 
 
 def epsilon_of(spent: Iterable[Steps], delta: float) -> float:
-    """What steps spend together, with or without a sample, by Renyi divergence."""
+    """The epsilon that steps spend together, for adding or removing a sample, by Renyi divergence."""
     package = accounting()
     accountant, alike = package.rdp.RdpAccountant(ORDERS), Counter[tuple[float, float]]()
     for multiplier, part, steps in spent:
@@ -151,7 +151,7 @@ def epsilon_of(spent: Iterable[Steps], delta: float) -> float:
 
 @functools.cache
 def calibrated(epsilon: float, delta: float, part: float, steps: int) -> float:
-    """The multiplier by which so many steps spend epsilon, no more. Raises UserError if there is none."""
+    """The noise multiplier with which `steps` steps spend at most epsilon. Raises UserError if there is none."""
     package = accounting()
     try:
         z = package.calibrate_dp_mechanism(
@@ -169,19 +169,19 @@ def _steps(package: Any, multiplier: float, part: float, steps: int) -> Any:
 
 
 class Diary(Protocol):
-    """What a client keeps of its promise, beside its state: nothing of it is undone by a run that goes back."""
+    """A client's privacy records, beside its state: a run that returns to a checkpoint does not undo them."""
 
     def secret(self) -> bytes:
-        """32 bytes that nobody else knows, always the same."""
+        """32 constant bytes known to nobody else."""
 
     def trained(self, client: int, begin: bytes, spent: Steps) -> int:
-        """Note that a client trains from what has these 32 bytes for a digest, which spends so much; from how many
-        different beginnings it has."""
+        """Record a training that starts from inputs with this 32-byte digest and spends `spent`; returns the client's
+        number of different starts."""
 
 
 class PrivateSteps:
-    """What a client's local training does in place of batches and their gradients: Poisson batches, each sample's
-    gradient clipped, and noise on the sum, which is divided by the size of a batch that is expected."""
+    """Replaces batches and gradients in a client's local training: Poisson batches, clipped per-sample gradients, and
+    noise on the sum, divided by the expected batch size."""
 
     def __init__(self, terms: SamplePrivacy, samples: int, random: Bytes) -> None:
         self.terms, self.samples, self.random = terms, samples, random
@@ -190,16 +190,15 @@ class PrivateSteps:
         self.multiplier = terms.multiplier(samples)
 
     def batches(self, device: torch.device) -> Iterator[Tensor]:
-        """The samples of one batch after another, without end: every sample is in each by chance, so that some may be
-        empty."""
+        """Endless batches of sample indices: each sample is in a batch at random, so batches may be empty."""
         while True:
             yield (uniform(self.samples, self.random) < self.part).nonzero()[:, 0].to(device)
 
     def one_by_one(
         self, rows: Tensor, read: Callable[[Tensor], tuple[Tensor | NamedTensors, Tensor]]
     ) -> tuple[Tensor | NamedTensors, Tensor]:
-        """What `read` makes of rows (n,), samples and targets: each row alone, and what it draws by a secret seed
-        of its own, so that one sample more changes nothing of another."""
+        """Samples and targets from `read` for rows (n,): each row alone, with a secret seed of its own, so that adding
+        a sample does not change the others."""
         if not len(rows):
             return read(rows)
         with untouched():
@@ -209,8 +208,8 @@ class PrivateSteps:
     def gradients(
         self, model: nn.Module, loss: Callable[[Any, Tensor], Tensor], samples: Tensor, targets: Tensor
     ) -> None:
-        """Leaves a batch's noisy gradient in the parameters. Raises UserError for a model whose samples' gradients
-        cannot be had one by one."""
+        """Leaves a batch's noisy gradient in the parameters. Raises UserError for a model without per-sample
+        gradients."""
         learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
         total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in learnt.items()}
         if len(targets):
@@ -231,12 +230,12 @@ def clipped_sum(
     norm: float,
     random: Bytes = os.urandom,
 ) -> State:
-    """The sum of samples' gradients of the parameters that learn, each, as one vector, clipped to a norm; float64.
+    """The sum of per-sample gradients of trained parameters, each clipped to a norm as one vector; float64.
 
-    A sample whose gradient is not finite counts as zero: a model made for it would tell by a NaN, which no noise hides,
-    that the sample is there. What the model draws, as dropout does, it draws for each sample by a seed of its own from
-    `random`, so that with or without a sample the sum differs by the norm at most, whatever the seeds are. Drawn for
-    all at once, one sample more would change what is drawn for all others.
+    A sample with a non-finite gradient counts as zero: a model could be built to reveal a sample by a NaN, which no
+    noise hides. Random draws of the model, as in dropout, use a seed from `random` for each sample. So one sample
+    changes the sum by at most the norm, whatever the seeds. With draws for all samples at once, it would change the
+    draws of all others.
     """
 
     def of_one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -251,7 +250,7 @@ def clipped_sum(
     with untouched():
         try:
             [each] = [of_each(part, "error") for part in _seeded([(samples, targets)], random)]
-        except RuntimeError:  # it draws, or has no gradient of each sample
+        except RuntimeError:  # the model draws, or has no per-sample gradients
             parts = zip(samples.split(1), targets.split(1), strict=True)
             try:
                 pieces = [of_each(part, "different") for part in _seeded(parts, random)]
@@ -267,7 +266,7 @@ def clipped_sum(
 
 
 def _seeded(parts: Iterable[T], random: Bytes) -> Iterator[T]:
-    """Each part, once all global generators are seeded for it."""
+    """Yield each part after seeding all global generators for it."""
     for part in parts:
         seed_all(int.from_bytes(random(8), "little"))
         yield part

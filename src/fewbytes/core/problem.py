@@ -1,4 +1,4 @@
-"""What is learned and by whom: the problem, which both ends of the wire hold."""
+"""The problem, which both ends of the wire know: what is learnt, and which clients take part."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from fewbytes.models.protocol import Adapters, Weights
 from fewbytes.wire.layout import Layout
 
 Id = int
-"""A client: 0, 1, 2, …"""
+"""A client's number: 0, 1, 2, …"""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is learned and by whom, without anybody's data: what both ends of the wire must have in common.
+    """A learning problem without any data: all that both ends of the wire must share.
 
-    `build`: makes a model; called with a client's id if it takes an argument (models may differ), else with nothing.
-    If it has a method `architecture(client)`, clients for which that is equal start from the same weights. `objective`:
-    what models learn. `present`: per client the first and the last round it is there (None: to the end). `classes`:
-    their names. `sample`: a sample of zeros (1, …) as models take samples, if one is known. `public`: samples that no
-    client owns. `lora`: adapters that are trained in place of each model. `remodel`: what a method makes of each model,
-    given the seed (`Method.remodel`). `pretrained`: weights that models start from, where they fit, whatever is drawn.
-    `agreed`: what else both ends must have in common, in words for people, by what it is. `privacy`: what clients
-    promise their samples, if anything. `recalibrate`: whether a client's own model is scored, and saved, with batch
+    `build`: makes a model; called with a client's id if it takes an argument (models may differ). If it has a method
+    `architecture(client)`, clients with equal results start from the same weights. `objective`: the learning objective.
+    `present`: per client its first and last round (None: to the end). `classes`: their names. `sample`: a sample of
+    zeros (1, …) as model input, if known. `public`: samples that no client owns. `lora`: adapters that are trained in
+    place of each model. `remodel`: maps each model and the seed to the method's (`Method.remodel`). `pretrained`: start
+    weights, where they fit, for any draw. `agreed`: descriptions of everything else both ends must share, by name.
+    `privacy`: of samples, if any. `recalibrate`: whether a client's own model is scored, and saved, with batch
     normalisation's statistics of its own training samples.
 
     >>> import fewbytes as fb
@@ -69,7 +68,7 @@ class Problem:
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises UserError for a precision there is not, and a device that is not here."""
+        """Raises UserError for an unknown precision, and a device that is missing here."""
         for name, kind in (("precision", Precision), ("seed", int), ("recalibrate", bool)):
             if must := wrong(kind, getattr(self, name)):
                 raise UserError(f"{name} {must}, not {getattr(self, name)!r}")
@@ -78,29 +77,29 @@ class Problem:
 
     @property
     def clients(self) -> Sequence[Id]:
-        """All clients there are, will be or have been."""
+        """All clients: past, present and future."""
         return range(len(self.present))
 
     @property
     def stays(self) -> bool:
-        """Whether every client is there all the time."""
+        """Whether every client is present in all rounds."""
         if "stays" not in self._kept:
             self._kept["stays"] = all(first == 1 and last is None for first, last in self.present)
         return bool(self._kept["stays"])
 
     def clients_in(self, t: int) -> list[Id]:
-        """The clients that are there in round t, in ascending order."""
+        """The clients present in round t, in ascending order."""
         if self.stays:
             return list(self.clients)
         return [i for i, (first, last) in enumerate(self.present) if first <= t and (last is None or t <= last)]
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The shape of one sample, of several tensors that of the first. Raises UserError if it is not known."""
+        """The shape of one sample; for several tensors, the first one's. Raises UserError if it is unknown."""
         return tuple(self.on_cpu().blank().shape[1:])
 
     def blank(self) -> Tensor | NamedTensors:
-        """A sample of zeros (1, …) as models take samples. Raises UserError if the task has no data here."""
+        """A sample of zeros (1, …) as model input. Raises UserError if the task has no data here."""
         if self.sample is None:
             raise UserError("the samples' shape cannot be known here: give the task a test set")
         return self.sample.to(self.device)
@@ -115,26 +114,26 @@ class Problem:
         return client if of is None else of(client)
 
     def on_cpu(self) -> Problem:
-        """The same for the CPU, to look at models before a run forks its workers: those have no GPU that is open."""
+        """The problem on the CPU, to inspect models before a run forks its workers, which cannot use an open GPU."""
         if self.device == "cpu":
             return self
         return replace(self, device="cpu", precision="float32" if self.precision == "tf32" else self.precision)
 
     def architectures(self) -> Iterator[Id]:
-        """A client of each architecture, the lowest of those that have it."""
+        """The lowest client of each architecture."""
         return iter({self.architecture(i): i for i in reversed(self.clients)}.values())
 
     def model(self, client: Id, draw: str = "first model") -> nn.Module:
-        """A new model of the client's architecture, with the weights that all clients of it share by that draw."""
+        """A new model of the client's architecture, with the weights that all its clients share for that draw."""
         with seeded(self.seed, draw, self.architecture(client)):
             return self.drawn(client).to(self.device)
 
     def drawn(self, client: Id) -> nn.Module:
-        """A new model of the client's architecture, its weights drawn from torch's generator as it stands, or the
-        pretrained ones.
+        """A new model of the client's architecture, with weights from torch's current generator, or the pretrained
+        ones.
 
-        It takes samples of several tensors by their names, and of outputs that have `logits` it gives those; with a
-        loss that takes the whole output it gives that along (`fewbytes.core.outputs`).
+        It takes samples of several tensors by name. Of outputs with `logits` it returns those; for a loss that takes
+        the whole output, that too (`fewbytes.core.outputs`).
         """
         model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
@@ -143,7 +142,7 @@ class Problem:
             raise UserError(f"a {type(model).__name__} has no parameter to train: let some require gradients")
         if self.lora is not None:
             if self.pretrained is not None:
-                self.pretrained.into(model)  # under adapters, where the names are still those of the file
+                self.pretrained.into(model)  # before adapters, while names match the file
             model = self.lora.added(model, head=self.objective.has_head)
         model = model if self.remodel is None else self.remodel(model, self.seed)
         if self.pretrained is not None and self.lora is None:
@@ -154,29 +153,29 @@ class Problem:
         try:
             model.register_forward_pre_hook(_by_name, with_kwargs=True)
             model.register_forward_hook(partial(logits_of, whole=self.objective.whole))
-        except RuntimeError:  # of a ScriptModule
+        except RuntimeError:  # from a ScriptModule
             raise UserError(
                 f"a {type(model).__name__} of torch.jit.script cannot be trained here: give the module it was made of"
             ) from None
         return model
 
     def first_model(self, state: State | None = None) -> nn.Module:
-        """A new model with the first weights (the same at every node), or with `state`'s where it has them."""
+        """A new model with the first weights (the same at every node), replaced by `state`'s where it has them."""
         model = self.model(0)
         if state is not None:
             load_state(model, state)
         return model
 
     def first_state(self, client: Id = 0, draw: str = "first model") -> State:
-        """The first weights of the client's architecture that are trained, or of another draw: a copy."""
+        """A copy of the trained first weights of the client's architecture, or of another draw."""
         key = (draw, self.architecture(client))
         if key not in self._kept:
             self._kept[key] = state_of(self.on_cpu().model(client, draw))
         return {name: value.clone() for name, value in self._kept[key].items()}
 
     def frozen(self, client: Id) -> str:
-        """A digest of what of the client's model is not trained, and so must be the same wherever it is made; empty if
-        all of it is trained."""
+        """A digest of the untrained entries of the client's model, which must be equal everywhere; empty if all are
+        trained."""
         key = ("frozen", self.architecture(client))
         if key not in self._kept:
             self._kept[key] = frozen_digest(self.on_cpu().model(client))
@@ -184,7 +183,7 @@ class Problem:
         return digest
 
     def layout(self, client: Id) -> Layout:
-        """The entries of the client's model, as both ends of the wire know them."""
+        """The entries of the client's model, known to both ends of the wire."""
         key = ("layout", self.architecture(client))
         if key not in self._kept:
             self._kept[key] = Layout.of(self.first_state(client))
@@ -192,8 +191,8 @@ class Problem:
         return layout
 
     def statistics(self, client: Id) -> frozenset[str]:
-        """The entries of the client's model that are no parameters, such as batch normalisation's statistics, by name;
-        and by the endings of their names that are no parameter's, which parts of the model know them by."""
+        """Names of the entries of the client's model that are not parameters, such as batch normalisation's statistics,
+        and their suffixes that no parameter has, as used by parts of the model."""
         key = ("statistics", self.architecture(client))
         if key not in self._kept:
             entries = trained_entries(self.on_cpu().model(client))
@@ -205,15 +204,15 @@ class Problem:
 
 
 class Posed(Protocol):
-    """A problem and the data of those clients that are here, as a task has them (`fewbytes.core.task`)."""
+    """A problem and the data of the clients that are here, such as a task (`fewbytes.core.task`)."""
 
     @property
     def problem(self) -> Problem:
-        """What both ends have in common."""
+        """The shared part of the task."""
 
     @property
     def data(self) -> Owned:
-        """What only each client has."""
+        """The clients' private part of the task."""
 
 
 class Owned(Protocol):
@@ -225,7 +224,7 @@ class Owned(Protocol):
 
 
 def _endings(names: Iterable[str]) -> set[str]:
-    """The names, and what is left of each without the modules it begins with: a.b.c, b.c, c."""
+    """The names, and their suffixes without leading modules: a.b.c, b.c, c."""
     return {".".join(parts[i:]) for parts in (name.split(".") for name in names) for i in range(len(parts))}
 
 

@@ -1,4 +1,4 @@
-"""What a run may promise of privacy, as it is written."""
+"""A run's differential privacy, as written in settings."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ FORM = "epsilon=8,delta=1e-5,clip=1.0, of=samples if not of clients, noise=seede
 
 @dataclass(frozen=True)
 class Privacy:
-    """What a run promises: with or without any one of `of`, all that it releases is as likely but for a factor of
-    e^epsilon, and delta. `clip`: the norm that a client's update, or a sample's gradient, has at most."""
+    """A run's privacy guarantee: adding or removing one of `of` changes the likelihood of all releases by at most a
+    factor of e^epsilon, plus delta. `clip`: the maximum norm of a client's update, or of a sample's gradient."""
 
     epsilon: float
     delta: float
     clip: float
     of: Protected = "clients"
-    noise: Literal["secure", "seeded"] = "secure"  # seeded: by the run's seed, which everybody knows
+    noise: Literal["secure", "seeded"] = "secure"  # seeded: from the run's public seed
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """As in FORM, in any order. Raises UserError for anything else.
+        """Parse FORM, in any order. Raises UserError for anything else.
 
         >>> from fewbytes.core.promise import Privacy
         >>> Privacy.read("epsilon=8, delta=1e-5, clip=1")

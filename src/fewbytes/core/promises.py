@@ -1,4 +1,4 @@
-"""What a method promises of itself: what its clients send, what its server half allows a run to do."""
+"""A method's declared properties: what its clients send, and what its server half allows a run to do."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fewbytes.core.promise import Protected
 
 @dataclass(frozen=True, kw_only=True)
 class Promises:
-    """What a method promises of itself, as its attribute `promises`; laws hold it to that.
+    """A method's declared properties, its attribute `promises`; tests check them.
 
-    What is no promise, but what the method takes, is `Method.needs`. Raises MethodError for a value of another type.
+    Its requirement on objectives is `Method.needs`. Raises MethodError for a value of another type.
 
     >>> import fewbytes as fb
     >>> promises = fb.Promises(sends="its last layer", headline="personalised")
@@ -22,34 +22,34 @@ class Promises:
     """
 
     sends: str = ""
-    """What a client sends a round, in a few words."""
+    """A client's messages in a round, in a few words."""
     headline: str = "global"
-    """The accuracy the method's paper reports: `global`, `personalised`, or a name its handlers score."""
+    """The accuracy that the method's paper reports: `global`, `personalised`, or a name its handlers score."""
     models_differ: bool = False
-    """Whether clients may have models of their own."""
+    """Whether clients may have different models."""
     float32_only: bool = False
-    """Whether it calls parts of models, or computes with their values, in float32: models of another type are
+    """Whether it calls parts of models, or computes with their values, in float32: models of other types are
     refused."""
     brings_loss: bool = False
-    """Whether clients train by a loss of the method's: a task's own loss and class weights are refused."""
+    """Whether clients train with the method's own loss: a task's own loss and class weights are refused."""
     scored_after_finish: bool = False
-    """Whether `finish` changes the models the paper scores, so that they are scored once more after it."""
+    """Whether `finish` changes the paper's scored models, so that they are scored again after it."""
     finish_exchanges: bool = True
-    """Whether `finish` asks clients for something; if not, the server works on alone."""
+    """Whether `finish` sends requests to clients; if not, only the server works."""
     streams: bool = False
-    """Whether its server takes replies as they come (`Network.stream`): clients are then at work while rounds go by."""
+    """Whether its server takes replies as they arrive (`Network.stream`): clients then work across rounds."""
     aggregates: Set[str] = frozenset()
-    """Which rules (`fewbytes.core.rules`) bear on all the means that its server takes of what clients send: it asks for
-    them by `net.mean`, `net.entry_means` or, where they are no plain means, `net.clipped`."""
+    """The rules (`fewbytes.core.rules`) that apply to all of its server's means of clients' replies. It gets them from
+    `net.mean`, `net.entry_means` or, for other than plain means, `net.clipped`."""
     protects: Set[Protected] = frozenset()
-    """Whose privacy a run of it can promise (`fewbytes.core.promise`). Of clients: what its server takes over from
-    replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit`
-    a round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
+    """The unit of privacy that a run of it can give (`fewbytes.core.promise`). Clients: its server uses replies only in
+    one `net.mean` or `net.entry_means` a round. Samples: a client's messages follow from one `site.fit` a round, with
+    the terms of `local`, whose hooks see no data, and from its number of samples."""
     sums: bool = False
-    """Whether its server takes nothing from replies but one mean of them all, weighted by their samples or not at all,
-    so that it can be run without seeing any (`fewbytes.methods.parts.secure`)."""
+    """Whether its server uses replies only in one mean of them all, weighted by samples or unweighted, so that secure
+    aggregation applies (`fewbytes.methods.parts.secure`)."""
     hides: bool = False
-    """Whether the values in replies are hidden from its server by masks."""
+    """Whether masks hide the values in replies from its server."""
 
     def __post_init__(self) -> None:
         for each in fields(self):

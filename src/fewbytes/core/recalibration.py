@@ -1,4 +1,4 @@
-"""Batch normalisation's statistics estimated again, of a client's own samples."""
+"""Recalibration: batch normalisation's statistics, estimated again from a client's own samples."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fewbytes.core.training import EVALUATION_BATCH, batches
 
 
 def recalibrate(model: nn.Module, x: Any, precision: Precision = "float32") -> nn.Module:
-    """The model, in eval mode, the running statistics of its batch normalisations the means over batches of samples
-    x (n, …) in place of what training and averaging left there; all else stays. Of a single sample there is no
-    variance: it changes nothing. Frozen ones stay as they are."""
+    """The model in eval mode, with the running statistics of its batch normalisations replaced by means over batches of
+    samples x (n, …). Nothing else changes. A single sample has no variance and changes nothing. Frozen statistics
+    stay."""
     norms = _recalibrated(model)
     model.eval()
     if len(x) < 2:
@@ -25,7 +25,7 @@ def recalibrate(model: nn.Module, x: Any, precision: Precision = "float32") -> n
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # a mean over all batches
+        norm.momentum = None  # mean over all batches
         norm.train()
     with torch.no_grad(), arithmetic(precision, str(x.device)):
         for start, stop in batches(len(x), EVALUATION_BATCH):
@@ -36,7 +36,7 @@ def recalibrate(model: nn.Module, x: Any, precision: Precision = "float32") -> n
 
 
 def check_recalibrates(model: nn.Module, method: str, own_models: bool) -> None:
-    """Raises UserError where there is nothing to recalibrate: no model of a client's own, or no statistics."""
+    """Raises UserError if nothing can be recalibrated: clients have no model of their own, or it has no statistics."""
     if not own_models:
         raise UserError(f"the clients of {method} keep no model of their own: leave recalibrate out")
     if not _recalibrated(model):
@@ -44,6 +44,6 @@ def check_recalibrates(model: nn.Module, method: str, own_models: bool) -> None:
 
 
 def _recalibrated(model: nn.Module) -> list[_BatchNorm]:
-    """The batch normalisations that have statistics and are not frozen."""
+    """The batch normalisations with statistics that are not frozen."""
     norms = [module for module in in_training(model).modules() if isinstance(module, _BatchNorm)]
     return [norm for norm in norms if norm.training and norm.track_running_stats]

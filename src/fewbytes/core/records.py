@@ -1,4 +1,4 @@
-"""What handlers measure for people: it travels beside the payload, uncounted, and steers nothing."""
+"""Handlers' measurements for people: they travel beside the payload, uncounted, and do not affect training."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from fewbytes.core.metrics import GREATEST, Metric, Scores, possible
 T = TypeVar("T")
 SIGNS = " _.,:+*/()@#%=-"
 NAME = re.compile(rf"\w[\w{re.escape(SIGNS)}]{{0,63}}")
-"""What a measurement may be called: names from outside reach terminals, pages and tables."""
+"""Valid names of measurements: untrusted names reach terminals, reports and tables."""
 MOST_NAMES = 64  # scores, losses or measures of one client's step
 ByMetric = dict[str, dict[str, float]]
 """Scores by metric, such as accuracy, then by kind, such as personalised."""
 
 
 class Records(msgspec.Struct, array_like=True):
-    """What one client's handler measured, by name."""
+    """Measurements of one client's handler, by name."""
 
     scores: dict[str, Scores] = {}  # by kind, such as personalised
     losses: dict[str, float] = {}
     measures: dict[str, float] = {}
 
     def check(self) -> None:
-        """Raises MethodError for what a server would pass over: names that are not plain, or more than MOST_NAMES."""
+        """Raises MethodError for measurements that a server would ignore: invalid names, or more than MOST_NAMES."""
         for measured in (self.scores, self.losses, self.measures):
             for name in measured:
                 if not NAME.fullmatch(name):
@@ -43,7 +43,7 @@ class Records(msgspec.Struct, array_like=True):
 
 @dataclass
 class Gathered:
-    """What all clients' handlers measured in a step of a run: by name, by client; scores of these metrics."""
+    """Measurements of all clients' handlers in a step, by name, by client; scores of these metrics."""
 
     metrics: Sequence[Metric]
     scores: dict[str, dict[int, Scores]] = field(default_factory=dict)
@@ -51,8 +51,8 @@ class Gathered:
     measures: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def add(self, client: int, records: Records) -> None:
-        """Add what a client's handler measured; of a name it measured before, the last counts. Names and scores that
-        cannot be, which only a stranger's node sends, are passed over."""
+        """Add a client's measurements; of equal names the last counts. Ignores invalid names and scores, which only an
+        untrusted node sends."""
         scores = {kind: possible(of, self.metrics) for kind, of in _plain(records.scores).items()}
         _add(self.scores, client, scores)
         for gathered, measured in ((self.losses, records.losses), (self.measures, records.measures)):
@@ -60,20 +60,20 @@ class Gathered:
             _add(gathered, client, valid)
 
     def means(self) -> ByMetric:
-        """By metric and kind, the mean over the clients that were scored."""
+        """By metric and kind, the mean over the scored clients."""
         return mean_scores(self.scores)
 
     def pooled(self) -> ByMetric:
-        """By metric and kind, the mean over all clients' samples: of accuracy, that of all samples together."""
+        """By metric and kind, the mean over all clients' samples; for accuracy, that of all samples together."""
         return pooled_scores(self.scores)
 
     def not_finite(self) -> list[str]:
-        """The names of what some client measured as no finite number."""
+        """Names of measurements that are not finite for some client."""
         parts = (("loss", self.losses), ("measured", self.measures))
         return [f"{part}.{name}" for part, all_of in parts for name, of in all_of.items() if not _finite(of)]
 
     def not_finite_of(self) -> list[int]:
-        """The clients that measured something as no finite number, in ascending order."""
+        """Clients with a non-finite measurement, in ascending order."""
         every = [of for all_of in (self.losses, self.measures) for of in all_of.values()]
         return sorted({client for of in every for client, value in of.items() if not math.isfinite(value)})
 
@@ -98,12 +98,12 @@ def _by_metric(scores: Mapping[str, Mapping[int, Scores]], one: Callable[[list[t
 
 
 def means(values: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-    """By name, the mean over clients in ascending order; none where one is not finite."""
+    """By name, the mean over clients in ascending order; left out if one is not finite."""
     return {name: float(np.mean([of[i] for i in sorted(of)])) for name, of in values.items() if _finite(of)}
 
 
 def _plain(measured: Mapping[str, T]) -> dict[str, T]:
-    """The first so many whose names are plain."""
+    """The measurements with valid names, at most MOST_NAMES."""
     return dict(islice(((name, value) for name, value in measured.items() if NAME.fullmatch(name)), MOST_NAMES))
 
 

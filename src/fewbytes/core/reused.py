@@ -1,4 +1,4 @@
-"""A module that one client after another uses, each as if it were new."""
+"""Reuse one module for client after client, each time as if it were new."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _OF_EVERY_MODULE = vars(nn.Module()).keys()
 
 
 class Reused:
-    """A model, and what of it is not in its state dict or does not travel, as that was when it was made: buffers, and
-    what modules keep in attributes of their own, such as counters in Python."""
+    """A model with its initial values outside the state dict, or that do not travel: buffers, and attributes of
+    modules, such as counters in Python."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self._plain = model, _plain(model)
@@ -33,7 +33,7 @@ class Reused:
         self._versions = _versions(model)
 
     def again(self) -> nn.Module | None:
-        """The model as it was made, but for its trained entries; None if it cannot be put back so."""
+        """The model in its initial state, except for trained entries; None if it cannot be restored."""
         if self._plain:
             return self.model
         if self._names != _names(self.model) or self._versions != _versions(self.model):
@@ -50,22 +50,22 @@ class Reused:
         return self.model
 
     def _still(self) -> dict[str, Tensor]:
-        """Buffers that training starts with as they were made, wherever it is: those that do not travel."""
+        """Buffers with the same values at the start of every training: those that do not travel."""
         frozen = frozen_entries(self.model)
         kept = self.model.state_dict(keep_vars=True).keys() - frozen.keys()
         return {name: buffer for name, buffer in self.model.named_buffers() if name not in kept}
 
 
 def _plain(model: nn.Module) -> bool:
-    """Whether all that the model has is in its state dict and changes in training only, as with PyTorch's modules and
-    our own, but for embeddings that renormalise their rows."""
+    """Whether all of the model's state is in its state dict and changes only in training, as in PyTorch's modules and
+    our own, except embeddings that renormalise their rows."""
     return same_each_time(model) and all(getattr(module, "max_norm", None) is None for module in model.modules())
 
 
 @contextmanager
 def undone(model: nn.Module) -> Iterator[None]:
-    """Undoes what a use of the model has changed in it, such as a counter, a buffer or rows of an embedding that it
-    renormalises, so that a score steers nothing."""
+    """Undo changes by a use of the model, such as a counter, a buffer or renormalised rows of an embedding, so that
+    scoring does not affect training."""
     if _plain(model):
         yield
         return
@@ -88,22 +88,22 @@ def undone(model: nn.Module) -> Iterator[None]:
 
 
 def _names(model: nn.Module) -> set[tuple[str, type]]:
-    """Of all modules, parameters and buffers: some models make them as they are used."""
+    """Names and types of all modules, parameters and buffers: some models create them on use."""
     every = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     return {(name, type(each)) for name, each in every}
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Of parameters that are not trained: where they lie, and how often each was changed in place."""
+    """Addresses of untrained parameters, and counts of their in-place changes."""
     return [(p.data_ptr(), p._version) for p in model.parameters() if not getattr(p, "trained", True)]
 
 
 class _Unknown:
-    """What cannot be copied or compared, and so is never taken for the same."""
+    """A value that cannot be copied or compared, and so never counts as the same."""
 
 
 def _attributes(model: nn.Module, copied: bool = True) -> list[dict[str, Any]]:
-    """What each module has beside what every module has; modules, parameters and buffers among it are left out."""
+    """Attributes of each module besides the standard ones; without modules, parameters and buffers."""
     own = {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
     return [
         {
@@ -119,12 +119,12 @@ def _attributes(model: nn.Module, copied: bool = True) -> list[dict[str, Any]]:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """What is called before and after its passes."""
+    """Hooks called before and after passes."""
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
 
 
 def _closes_over(value: Any) -> bool:
-    """Whether a function of a user's may keep something where nobody sees it."""
+    """Whether a user's function may have hidden state."""
     ours = getattr(value, "__module__", "").split(".")[0] in ("torch", "torchvision", "fewbytes")
     return isinstance(value, FunctionType) and value.__closure__ is not None and not ours
 
@@ -142,12 +142,12 @@ def _copied(value: Any, own: dict[int, Any]) -> Any:
         return {key: _copied(each, own) for key, each in value.items()}
     try:
         return copy.deepcopy(value, dict(own))
-    except Exception:  # of whatever a user's module holds
+    except Exception:  # raised by any object in a user's module
         return _Unknown()
 
 
 def _same(one: Any, other: Any, depth: int = 0) -> bool:
-    """Whether two values are known to be equal; where that is unknown, they are not."""
+    """Whether two values are known to be equal; False if unknown."""
     if type(one) is not type(other) or depth > 20 or isinstance(one, _Unknown):
         return False
     if one is other:
@@ -170,11 +170,11 @@ def _same(one: Any, other: Any, depth: int = 0) -> bool:
     try:
         if one == other:
             return True
-        # also what is kept in slots, or below Python
+        # also state in slots, or below Python
         mine, theirs = (each.__reduce_ex__(4) for each in (one, other))
         return not isinstance(mine, str) and all(
             _same(tuple(a) if isinstance(a, Iterator) else a, tuple(b) if isinstance(b, Iterator) else b, depth + 1)
             for a, b in zip(mine, theirs, strict=True)
         )
-    except Exception:  # of whatever a user's module holds
+    except Exception:  # raised by any object in a user's module
         return False

@@ -1,4 +1,4 @@
-"""The rules by which a server puts together what clients send, by name: the mean, and those that bear some liars."""
+"""Aggregation rules by name: the mean, and robust rules that tolerate some malicious clients."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from fewbytes.base.errors import UserError
 NUMBERS: dict[str, float | None] = {
     "mean": None,
     "median": None,
-    "trimmed-mean": 0.2,  # the part trimmed at either end, below a half
-    "krum": 1,  # f, how many clients may lie
+    "trimmed-mean": 0.2,  # the fraction trimmed at either end, below a half
+    "krum": 1,  # f, the number of malicious clients
     "multi-krum": 1,
-    "norm-clip": None,  # the largest norm of an update; none: the median of the round's
+    "norm-clip": None,  # the maximum norm of an update; None: the median of the round's
     "geometric-median": None,
 }
-"""Every rule, and the number it has if none is given."""
+"""All rules, with the default of each one's number."""
 ENTRY_RULES = frozenset({"median", "trimmed-mean", "norm-clip"})
-"""Those that need no more of an entry than the values of who sent it."""
+"""Rules that need only the values of an entry's senders."""
 VOTES = frozenset({"median", "trimmed-mean"})
-"""Those by which a value is what those in the middle say of it."""
+"""Rules whose value is decided by the clients in the middle."""
 VECTOR_RULES = frozenset({"krum", "multi-krum", "norm-clip", "geometric-median"})
-"""Those that take what a client sent as one vector: its many zeros, if it has some, do not outvote values."""
+"""Rules that treat a client's entries as one vector, so that its zeros, however many, do not outvote values."""
 CLIPPING = frozenset({"norm-clip"})
-"""What also bears on means other than the plain one."""
+"""Rules that also apply to means other than the plain one."""
 EVERY_RULE = ENTRY_RULES | VECTOR_RULES
-"""Every rule but the mean."""
+"""All rules except the mean."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One of `NUMBERS`, and its number, if it has one."""
+    """One of `NUMBERS`, and its number, if any."""
 
     name: str = "mean"
     number: float | None = None
@@ -67,16 +67,16 @@ class Rule:
 
     @property
     def largest(self) -> float | None:
-        """The largest norm of an update, if it has one."""
+        """The maximum norm of an update, if any."""
         return self.number if self.name == "norm-clip" else None
 
     @property
     def replies(self) -> int:
-        """How many replies it needs: Krum 2 f + 3 (Blanchard et al. 2017)."""
+        """The number of replies it needs: Krum 2 f + 3 (Blanchard et al. 2017)."""
         return 2 * int(self.number or 0) + 3 if self.name in ("krum", "multi-krum") else 1
 
     def tolerating_fewer(self, refused: int) -> Self:
-        """Krum, where so many liars have been found out and refused; other rules as they are."""
+        """Krum with f reduced by the refused malicious clients; other rules unchanged."""
         if self.name not in ("krum", "multi-krum"):
             return self
         return replace(self, number=max(0, int(self.number or 0) - refused))
@@ -96,5 +96,5 @@ class Rule:
 
     @property
     def instead(self) -> str:
-        """What to do where there are too few replies for it."""
+        """The alternatives if there are too few replies for it."""
         return f"more clients a round, {self.name} of fewer liars, or median"

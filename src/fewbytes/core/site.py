@@ -1,4 +1,4 @@
-"""What a handler sees of its client: its data, its randomness, a model to work with, local training, measurements."""
+"""A handler's view of its client: data, randomness, a model to work with, local training, measurements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import LazySamples, Split
 
-PIECE = 256  # samples read at a time, to tell whether they are the same
+PIECE = 256  # samples compared at a time
 
 
 def _handler_seed(seed: int, client: Id, t: int, what: str) -> int:
@@ -34,14 +34,14 @@ def _handler_seed(seed: int, client: Id, t: int, what: str) -> int:
 
 
 def handler_stream(seed: int, client: Id, t: int, what: str) -> np.random.Generator:
-    """`Site.rng` as it begins, for a server that checks what a client drew."""
+    """The initial `Site.rng` of a handler, for a server that checks a client's draws."""
     return np.random.default_rng(_handler_seed(seed, client, t, what))
 
 
 @dataclass
 class Shared:
-    """What the sites of a process share: `models` that earlier ones made, to be used again, `recordings` of steps of
-    these on a GPU, and the `diary` where clients keep what they spend, if the problem promises privacy to samples."""
+    """Shared state of the sites in a process: `models` to reuse, `recordings` of their steps on a GPU, and the `diary`
+    of clients' privacy spending, if the problem gives privacy to samples."""
 
     diary: Diary | None = None
     models: dict[Any, Reused] = field(default_factory=dict)
@@ -49,11 +49,11 @@ class Shared:
 
 
 class Site:
-    """What a handler sees of its client: its data, its randomness, a model to work with, the training loop.
+    """A handler's view of its client: its data, its randomness, a model to work with, the training loop.
 
-    `me`: the client's number; `round`; `train`, `test`: its samples, whose number is their `len`; `device`; `problem`.
+    `me`: the client's number; `round`; `train`, `test`: its samples, with `len`; `device`; `problem`.
 
-    Made by the engine for the handler `what` in round `t`. `scored`: whether scores of this round are wanted.
+    Made by the engine for the handler `what` in round `t`. `scored`: whether this round has scores.
 
     >>> from dataclasses import dataclass
     >>> import fewbytes as fb
@@ -79,8 +79,8 @@ class Site:
         self.train: Split = task.data.clients[me].train
         self.test: Split = task.data.clients[me].test
         self.seed = _handler_seed(self.problem.seed, me, t, what)
-        """By which the engine seeds the global generators before the handler runs: torch's, and, for transforms of
-        users' own data sets, Python's and numpy's."""
+        """The engine's seed for the global generators before the handler runs: torch's and, for transforms of users'
+        data sets, Python's and numpy's."""
         self.records = Records()
         self._what, self._scored, self._shared = what, scored, shared or Shared()
         self._taken = 0  # models
@@ -93,12 +93,11 @@ class Site:
         return np.random.default_rng(self.seed)
 
     def model(self, state: State | None = None, fresh: bool = False, of: Id | None = None) -> nn.Module:
-        """A model of this client's architecture with `state`'s entries; the others as in the task's first model.
+        """A model of this client's architecture with `state`'s entries, others as in the task's first model.
 
-        `fresh`: weights drawn anew by this client instead of the first model's. `of`: another client's architecture.
-        Valid until the handler returns (the module object is used again by other clients, as if it were new: what it
-        has beside its state dict, such as a counter in Python, begins as in a new model); calling again gives a second
-        module.
+        `fresh`: with new random weights of this client instead of the first model's. `of`: another client's
+        architecture. Valid until the handler returns: other clients reuse the module object, and its state outside the
+        state dict, such as a counter in Python, is reset. Calling again gives a second module.
         """
         owner = self.me if of is None else of
         key = (self.problem.architecture(owner), self._taken)
@@ -123,14 +122,14 @@ class Site:
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
         """All samples of `train` or `test` as (x, y) on the device: untransformed, images channels-last.
 
-        Raises UserError for an objective whose samples only `fit` knows how to use, and for samples of several tensors.
+        Raises UserError for an objective whose samples only `fit` can use, and for samples of several tensors.
         """
         x, y = self.samples(data)
         return (x, y) if isinstance(x, Tensor) else self.problem.objective.tensors(data, self.device)
 
     def samples(self, data: Split) -> tuple[Tensor | NamedTensors | LazySamples, Tensor]:
-        """As `tensors`, but those of a data set of one's own are read as they are indexed, and some are of several
-        tensors; loaded once a handler."""
+        """Like `tensors`, but samples of users' data sets are read on access, and samples may have several tensors;
+        loaded once per handler."""
         if id(data) not in self._loaded:
             self._loaded[id(data)] = self.problem.objective.samples(data, self.device)
         return self._loaded[id(data)]
@@ -138,7 +137,7 @@ class Site:
     def fit(
         self, model: nn.Module, local: Local, more: tuple[Tensor, Tensor] | None = None, **hooks: Unpack[Hooks]
     ) -> float:
-        """Train on this client's training samples, each batch transformed if `train` has a transform (see
+        """Train on this client's training samples, transforming batches if `train` has a transform (see
         `fewbytes.core.training.fit`); records the loss as `train`. `more`: further samples (x, y), after its own."""
         x, y = self.samples(self.train)
         if more is not None:
@@ -175,12 +174,12 @@ class Site:
     def _private(
         self, model: nn.Module, local: Local, more: bool, x: Tensor | NamedTensors | LazySamples, y: Tensor
     ) -> PrivateSteps:
-        """Local training by the promise to samples; records what it has spent. Raises MethodError for training that is
-        not what the promise counts.
+        """Local training with privacy of samples; records its spending. Raises MethodError for training that the
+        accounting does not cover.
 
-        The noise is of all that training begins with, the model, the terms and the samples, too: asked again, a client
-        says the same again, and nothing further; asked with any other, it draws other noise, and counts once more. The
-        same noise on two answers would be none on their difference.
+        The noise depends on the training's inputs: model, terms and samples. Asked again with the same, a client gives
+        the same answer and reveals nothing more. With any others, it draws other noise and counts again. The same noise
+        on two answers would cancel in their difference.
         """
         terms, diary, samples = self.problem.privacy, self._shared.diary, len(self.train)
         if terms is None or diary is None:
@@ -205,9 +204,9 @@ class Site:
         return PrivateSteps(terms, samples, random_bytes(diary.secret(), *names, begin))
 
     def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """What the model gives for this client's training samples (n, …), in eval mode, and their labels.
+        """The model's outputs for this client's training samples (n, …), in eval mode, and their labels.
 
-        The samples are transformed, once, if `train` has a transform.
+        The samples are transformed once, if `train` has a transform.
         """
         x, y = self.samples(self.train)
         if self.train.transform is not None:
@@ -215,8 +214,8 @@ class Site:
         return outputs(model, x, self.problem.precision), y
 
     def accuracy(self, model: nn.Module, kind: str) -> float | None:
-        """In [0, 1], on this client's test split, for a method that goes by it; None if that is empty. Recorded as an
-        accuracy of that kind, in every round."""
+        """The accuracy in [0, 1] on this client's test split, for methods that use it; None if that is empty. Recorded
+        as an accuracy of that kind, in every round."""
         if not len(self.test):
             return None
         scores, _ = self._evaluated(model)
@@ -224,8 +223,8 @@ class Site:
         return values(scores)["accuracy"]
 
     def score(self, kind: str, model: nn.Module) -> None:
-        """Record the objective's metrics, and the loss, of the model on this client's test split, in rounds that are
-        scored."""
+        """Record the objective's metrics, and the loss, of the model on this client's test split, in rounds with
+        scores."""
         if self._scored and len(self.test):
             self.records.scores[kind], loss = self._evaluated(model)
             self.records.losses[kind] = loss / len(self.test)
@@ -240,19 +239,19 @@ class Site:
             return self.problem.objective.evaluate(model, x, y, self.problem.precision)
 
     def finished(self, model: nn.Module) -> nn.Module:
-        """The client's own model as it is scored and saved: recalibrated, if the task says so."""
+        """The client's own model for scoring and saving: recalibrated, if the task requires it."""
         if not self.problem.recalibrate:
             return model
         x, _ = self.samples(self.train)
         return recalibrate(model.to(self.device), x, self.problem.precision)
 
     def measure(self, name: str, value: float) -> None:
-        """Record a measurement for people: it travels beside the payload, uncounted, and steers nothing."""
+        """Record a measurement for people: it travels beside the payload, uncounted, and does not affect training."""
         self.records.measures[name] = float(value)
 
 
 def _pieces(x: Tensor | NamedTensors | LazySamples, y: Tensor) -> Iterator[Tensor]:
-    """Samples and targets, some at a time."""
+    """Samples and targets, in pieces."""
     for start in range(0, len(y), PIECE):
         rows = slice(start, start + PIECE)
         piece = x[rows]

@@ -1,4 +1,4 @@
-"""How long clients take for an exchange, by a simulated clock."""
+"""Simulated seconds that clients take for an exchange."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ FORM = "1,1,10 (seconds, one a client) or 10x (on the command line also a file w
 
 @dataclass(frozen=True)
 class Speeds:
-    """Each client's simulated seconds for an exchange; without any, from 1 to `spread`, evenly on a logarithmic scale,
-    dealt out at random. By default all take 1."""
+    """Each client's simulated seconds for an exchange; without `each`, from 1 to `spread`, evenly on a logarithmic
+    scale, assigned at random. By default all take 1."""
 
     each: tuple[float, ...] = ()
     spread: float = 1.0
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """As in FORM, but no file. Raises UserError for anything else.
+        """Parse FORM, but no file. Raises UserError for anything else.
 
         >>> from fewbytes.core.speeds import Speeds
         >>> Speeds.read("1,1,10").seconds(3, seed=0), sorted(Speeds.read("4x").seconds(3, seed=0))
@@ -37,17 +37,17 @@ class Speeds:
         return cls(tuple(_number(part, text) for part in text.split(",")))
 
     def __str__(self) -> str:
-        """As it is read."""
+        """The text that `read` accepts."""
         return ",".join(map(plain, self.each)) if self.each else f"{plain(self.spread)}x"
 
     def check(self, clients: int) -> None:
-        """Raises UserError where they are not one for each of so many clients."""
+        """Raises UserError unless there is one for each of `clients`."""
         if self.each and len(self.each) != clients:
             raise UserError(f"speeds are of {len(self.each)} clients, and there are {clients}: give one for each")
 
     def seconds(self, clients: int, seed: int) -> tuple[float, ...]:
-        """Those of so many clients; what is random follows from a run's seed."""
-        from fewbytes.base.streams import stream  # imports torch, which reading settings does not need
+        """The seconds of each of `clients`; randomness follows from a run's seed."""
+        from fewbytes.base.streams import stream  # imports torch, which parsing settings does not need
 
         if self.each:
             return self.each

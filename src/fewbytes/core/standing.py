@@ -1,4 +1,4 @@
-"""Whose updates are unlike the others': how long each is, and whether it points where theirs do."""
+"""Comparison of clients' updates: each one's relative norm, and its direction relative to the others."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fewbytes.wire.fields import entries_in
 from fewbytes.wire.layout import Layout
 
 SAMPLED = 1 << 12
-"""About so many values of an update are looked at: every second, third, … where there are more."""
+"""About this many values of an update are compared: of larger ones every second, third, … value."""
 MOST_TIMES = 4.0
-"""By so much a length is divided for a client's many samples, at most: it is its node that says how many. Honest
-updates grow about as the root of the number: of a site with 50 times the samples to 12 to 30 at first, then less."""
+"""Maximum divisor of a length for a client's many samples, a number its own node reports. Honest updates grow about as
+its root: with 50 times the samples they are 12 to 30 times as long at first, then less."""
 FEWEST = 4
-"""Of fewer clients nobody's update is compared."""
+"""Minimum number of clients for a comparison."""
 
 
 class Comparison(NamedTuple):
-    """A client's update beside the others': its norm, in medians of all norms on the same entries, and its cosine to
-    the mean of theirs."""
+    """A client's update relative to the others: its norm, in medians of all norms on the same entries, and its cosine
+    to the mean of theirs."""
 
     length: float
     cosine: float
@@ -36,18 +36,18 @@ Found = dict[Id, dict[str, Tensor]]
 
 
 class Updates:
-    """The updates in the replies since a round began, by handler, call and client; `values`: of a whole model."""
+    """The updates in replies since the round began, by handler, call and client; `values`: in a whole model."""
 
     def __init__(self, values: int) -> None:
         self._stride = max(1, values // SAMPLED)
         self._found: dict[str, dict[int, Found]] = {}
-        self._sent: tuple[Any, dict[str, Tensor]] = None, {}  # the last message, often for many, and its values
+        self._sent: tuple[Any, dict[str, Tensor]] = None, {}  # the last message, often for many clients, and its values
         self.call = 0
-        """Which of the round's calls replies answer: those of another, such as another cluster's, are not compared."""
+        """The current call's number: replies are only compared within a call, as others may be other clusters'."""
 
     def add(self, handler: str, client: Id, layout: Layout, sent: Any, reply: Any) -> None:
-        """What a reply adds to what was `sent` (None: nothing), by entry of the client's model; one that was not sent
-        counts from 0. Other numbers, such as means of classes, are no updates."""
+        """Add a reply's update: its difference to `sent` (None: nothing), by entry of the client's model; entries that
+        were not sent count from 0. Other numbers, such as means of classes, are no updates."""
         if sent is not self._sent[0]:
             self._sent = sent, {name: self._places(value) for name, value in entries_in(sent).items()}
         values = {n: v for n, v in entries_in(reply).items() if n in layout.index and v.is_floating_point()}
@@ -65,11 +65,11 @@ class Updates:
         return (flat[:: self._stride] if flat.numel() > 4 * self._stride else flat).float()
 
     def comparisons(self, samples: Callable[[Id], int | None] = lambda _: None) -> dict[Id, Comparison]:
-        """Each client's beside the others', of the handler of which most is sent, by the entries that FEWEST at least
-        have sent; empty where there is none.
+        """Each client's comparison with the others, for the handler with the most values, on entries sent by at least
+        FEWEST clients; empty if there are none.
 
-        `samples`: how many a client trains on, if that is known. Who trains on more takes more steps and comes farther:
-        its length is divided by the root of how many times the median it has, at most MOST_TIMES.
+        `samples`: a client's number of training samples, if known. Clients with more take more steps and move farther:
+        a length is divided by the root of the ratio to the median number, at most by MOST_TIMES.
         """
         each = [list(calls.values()) for calls in self._found.values()]
         found = {i: one for clients in max(each, key=_values, default=[]) for i, one in _compared(clients).items()}
@@ -102,6 +102,6 @@ def _compared(clients: Found) -> dict[Id, Comparison]:
     lengths = torch.where(usual > 0, squares.sum(1) / usual, 1).sqrt()
     products = (rows @ rows.T).double()
     own, along = products.diagonal(), products.sum(1) - products.diagonal()
-    others = (products.sum() - 2 * products.sum(1) + own).clamp(min=0)  # squared, of the sum of the others'
+    others = (products.sum() - 2 * products.sum(1) + own).clamp(min=0)  # squared norm of the sum of the others' updates
     cosines = (along / (own.clamp(min=0) * others).sqrt().clamp(min=1e-30)).clamp(-1, 1)
     return {i: Comparison(*of) for i, *of in zip(sorted(clients), lengths.tolist(), cosines.tolist(), strict=True)}

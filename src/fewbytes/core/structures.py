@@ -1,4 +1,4 @@
-"""What replies look like, whatever their numbers, and whose looks unlike most."""
+"""Structures of replies, regardless of their numbers, and clients whose replies differ from most."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Kind = tuple[torch.dtype, int]
 
 
 class Structures:
-    """What the replies of a step look like, by handler and model, to tell whose is unlike the others'."""
+    """The structures of a step's replies, by handler and model, to find clients that differ from the others."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, Hashable], dict[Id, int]] = {}  # as hashes
         self._types: dict[str, dict[frozenset[tuple[str, Kind]], list[Id]]] = {}
 
     def add(self, handler: str, architecture: Hashable, client: Id, reply: Any) -> None:
-        """Remember how a client's reply to a handler looks; `architecture`: of its model."""
+        """Store the structure of a client's reply to a handler; `architecture`: of its model."""
         leaves = leaves_of(reply)
         self._shapes.setdefault((handler, architecture), {})[client] = hash(_shape(leaves))
         self._types.setdefault(handler, {}).setdefault(_types(leaves), []).append(client)
 
     def odd(self) -> list[Id]:
-        """The clients whose replies have other fields, entries, types or shapes than more than half of all with their
-        model, or, if all agree with those, than more than half of all; none where there is no such half."""
+        """The clients whose replies have other fields, entries, types or shapes than more than half of those with their
+        model or, if these agree, than more than half of all; empty without such a majority."""
         by_handler: dict[Hashable, dict[Id, int]] = {}
         for (handler, _), shapes in self._shapes.items():
             by_handler.setdefault(handler, {}).update(shapes)
         return _minority(self._shapes.values()) or _minority(by_handler.values())
 
     def outliers(self) -> dict[Id, str]:
-        """The clients whose tensors are of another type or number of axes than those of the same name of more than half
-        of all, and which: never so where all are honest and have one model."""
+        """The clients with a tensor of another type or number of axes than more than half of those of the same name,
+        and which tensor. Never happens if all are honest and have one model."""
         found: dict[Id, str] = {}
         for groups in self._types.values():
             if len(groups) < 2:
@@ -67,7 +67,7 @@ def _minority(groups: Iterable[Mapping[Id, int]]) -> list[Id]:
 
 
 def _shape(leaves: Sequence[Leaf]) -> Hashable:
-    """What two payloads have in common that differ in their numbers alone: fields, entries, types, shapes."""
+    """The structure of a payload without its numbers: fields, entries, types, shapes."""
     return tuple((leaf.path, _form(leaf.value), frozenset(_forms(leaf.tensors))) for leaf in leaves)
 
 
@@ -76,12 +76,12 @@ def _forms(tensors: Mapping[str, Tensor]) -> Iterator[Hashable]:
 
 
 def _form(value: Any) -> Hashable:
-    """The type of a plain value and, of one that holds others, how many."""
+    """The type of a plain value and, for a container, its length."""
     return type(value).__name__, len(value) if isinstance(value, list | tuple | dict) else 0
 
 
 def _types(leaves: Sequence[Leaf]) -> frozenset[tuple[str, Kind]]:
-    """The tensors of a payload by name, their types and numbers of axes."""
+    """The tensors of a payload by name, with types and numbers of axes."""
     return frozenset(
         (leaf.name(entry), (tensor.dtype, tensor.ndim)) for leaf in leaves for entry, tensor in leaf.tensors.items()
     )

@@ -1,4 +1,4 @@
-"""Numbers of many clients, a row each, that need not fit into memory."""
+"""Rows of numbers of many clients, which need not fit into memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from fewbytes.base.errors import MethodError
 from fewbytes.base.state import State
 
-IN_MEMORY = 256 << 20  # bytes of a table at most; a larger one lies in a file without a name
-BLOCK = 1 << 23  # numbers of all rows that are worked on at a time
+IN_MEMORY = 256 << 20  # bytes of a table at most; a larger one is in an unnamed file
+BLOCK = 1 << 23  # numbers of all rows processed at a time
 
 
 class Table:
-    """Rows of `columns` float32 or float64 numbers each, written and read in parts: in memory while they are few."""
+    """Rows of `columns` float32 or float64 numbers each, written and read in parts: in memory while they fit."""
 
     def __init__(self, columns: int, dtype: torch.dtype = torch.float32) -> None:
         self.columns, self.dtype = columns, dtype
@@ -27,12 +27,12 @@ class Table:
         weakref.finalize(self, self._file.close)
 
     def write(self, row: int, values: Tensor, start: int = 0) -> None:
-        """Put a flat tensor into a row, from a column on."""
+        """Write a flat tensor into a row, from column `start` on."""
         self._file.seek(self.dtype.itemsize * (row * self.columns + start))
         self._file.write(values.to(self.dtype).contiguous().numpy().data)
 
     def read(self, row: int, start: int = 0, stop: int | None = None) -> Tensor:
-        """Columns of a row, flat: all, or those from `start` up to `stop`."""
+        """Columns of a row, flat: all, or from `start` up to `stop`."""
         count = (self.columns if stop is None else stop) - start
         self._file.seek(self.dtype.itemsize * (row * self.columns + start))
         data = bytearray(self._file.read(self.dtype.itemsize * count))
@@ -40,8 +40,8 @@ class Table:
 
 
 class Stack(Sequence[State]):
-    """States of many clients, all of the same entries, floats, as rows of a table: one of them is in memory at a time,
-    or a part of each (`part`)."""
+    """States of many clients, with the same floating-point entries, as rows of a table: one of them is in memory at a
+    time, or a part of each (`part`)."""
 
     def __init__(self, states: Sequence[State] = ()) -> None:
         self._shapes: dict[str, torch.Size] = {}
@@ -52,7 +52,7 @@ class Stack(Sequence[State]):
             self.add(state)
 
     def add(self, state: Mapping[str, Tensor]) -> None:
-        """One more. Raises MethodError if its entries are not as those of the first, and floats."""
+        """Add a state. Raises MethodError unless its entries match the first one's, and are floats."""
         shapes = {name: value.shape for name, value in state.items()}
         dtypes = {name: value.dtype for name, value in state.items()}
         if not self._rows:
@@ -82,21 +82,21 @@ class Stack(Sequence[State]):
 
     @property
     def names(self) -> list[str]:
-        """Of its entries, in order."""
+        """Names of its entries, in order."""
         return list(self._shapes)
 
     @property
     def columns(self) -> int:
-        """Numbers of a state."""
+        """Number of values in a state."""
         return self._table.columns
 
     @property
     def dtype(self) -> torch.dtype:
-        """What holds the numbers of all its entries."""
+        """The common type of all its entries."""
         return self._table.dtype
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Bounds of the parts that are to be worked on one after another, none of more than one entry."""
+        """Bounds of the parts to process one after another, none with more than one entry."""
         width = max(1024, BLOCK // max(1, self._rows) // 1024 * 1024)
         ends = list(itertools.accumulate((shape.numel() for shape in self._shapes.values()), initial=0))
         return [
@@ -104,8 +104,7 @@ class Stack(Sequence[State]):
         ]
 
     def part(self, start: int, stop: int) -> list[State]:
-        """Of each state the numbers from `start` up to `stop`, which are one of `blocks`, flat, under their entry's
-        name."""
+        """The numbers of each state from `start` up to `stop`, one of `blocks`, flat, under their entry's name."""
         return [self.named(self._table.read(row, start, stop), start) for row in range(self._rows)]
 
     def flat(self, state: Mapping[str, Tensor]) -> Tensor:
@@ -114,7 +113,7 @@ class Stack(Sequence[State]):
         return torch.cat([torch.empty(0, dtype=self.dtype), *parts])
 
     def named(self, vector: Tensor, start: int = 0) -> State:
-        """Undo `flat`, of numbers, or of a mask; of a part, which begins at `start`."""
+        """Undo `flat`, for numbers or a mask; `start`: where a part begins."""
         mask = vector.dtype == torch.bool
         if len(vector) < self.columns:
             name = self._entry(start)
@@ -131,5 +130,5 @@ class Stack(Sequence[State]):
 
 
 def stacked(states: Sequence[State]) -> Stack:
-    """States as a stack, unless they are one."""
+    """States as a stack, unless they already are one."""
     return states if isinstance(states, Stack) else Stack(states)

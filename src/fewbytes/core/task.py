@@ -1,4 +1,4 @@
-"""The task: a problem and the data it is learned from, made of data sets or of tensors."""
+"""The task: a problem and its data, from data sets or tensors."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from fewbytes.data.transforms import with_transforms
 
 @dataclass(frozen=True)
 class Task:
-    """A problem and the data it is learned from, as far as they are here: a node holds its own client's only."""
+    """A problem and its data, as far as they are here: a node has only its own client's."""
 
     problem: Problem
     data: FederatedData
 
     @classmethod
     def on(cls, data: FederatedData, model: Callable[..., nn.Module], **how: Any) -> Task:
-        """A task on data dealt to clients; `how`: other fields of Problem, such as `seed` and `device`, `objective` (by
-        default the usual one of what the data hold).
+        """A task on data split among clients; `how`: other fields of Problem, such as `seed` and `device`, `objective`
+        (default: the usual one for the data).
 
-        Raises UserError for other data, a model that is no function, or a field there is not.
+        Raises UserError for other data, a model that is not a function, or an unknown field.
 
         >>> import fewbytes as fb
         >>> import torch
@@ -128,9 +128,9 @@ class Task:
         return cls.on(data, model, objective=objective, **how)
 
     def described(self) -> dict[str, Any]:
-        """What a file of a trained model says of what it takes and gives, as far as that is known here: `learns`, the
-        samples' shape and how they are stored (uint8: models take them divided by 255), each tensor of samples of
-        several and its type, names of classes, what a table's columns mean."""
+        """A model file's description of inputs and outputs, as far as known: `learns`, the samples' shape and storage
+        (uint8: models take them divided by 255), each tensor of samples with several and its type, class names,
+        meanings of a table's columns."""
         splits = [self.data.test, *(client.train for client in self.data.clients)]
         known = next((split for split in splits if len(split)), None)
         about: dict[str, Any] = {"learns": self.data.learns}
@@ -160,13 +160,13 @@ _OF_OBJECTIVE: Places = {
 
 
 def _stored(x: Any) -> str:
-    """How samples are stored: uint8, int64 or float32, the nearest."""
+    """The storage type of samples: uint8, int64 or float32, the nearest."""
     kind = str(x.dtype).removeprefix("torch.")
     return kind if kind == "uint8" else "int64" if "int" in kind else "float32"
 
 
 def check_builder(model: Any) -> None:
-    """Raises UserError for what makes no models."""
+    """Raises UserError for anything but a function that makes models."""
     if not callable(model) or isinstance(model, nn.Module):
         raise UserError(
             "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
@@ -185,7 +185,7 @@ def _pair(client: Id, pair: Any) -> tuple[Split, Split]:
 
 
 def _known(data: FederatedData) -> dict[str, Any]:
-    """What of a problem follows from the data."""
+    """The fields of a problem that follow from the data."""
     splits = (data.test, *(client.train for client in data.clients))
     some = next((split for split in splits if len(split)), None)
     return {

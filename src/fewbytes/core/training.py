@@ -1,4 +1,4 @@
-"""Local training: its terms, and the one loop."""
+"""Local training: its terms, and the only training loop."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from fewbytes.data.split import LazySamples, Transform
 
 M = TypeVar("M", bound=nn.Module)
 Loss = Callable[[Any, Tensor], Tensor]
-"""(outputs, targets) to the mean loss of a batch; the outputs are whatever the model gives."""
+"""(outputs, targets) to the mean loss of a batch; outputs are anything the model returns."""
 Velocity = dict[Tensor, Tensor]
-"""Of SGD with momentum, by parameter."""
+"""Velocities of SGD with momentum, by parameter."""
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
-"""Of a client's samples: shuffled in each epoch, or as they are stored. The next round's `steps` begin with another
-shuffle, or with what is stored after the last round's."""
+"""Order of a client's samples: shuffled in each epoch, or as stored. With `steps`, the next round starts another
+shuffle, or continues with the stored samples after the last round's."""
 Last = Literal["merged", "kept", "dropped"]
-"""What becomes of the samples left over by the last whole batch of an epoch: fewer than half a batch join the batch
-before them; or they are a batch of their own, but for a single one, which joins; or they are left out."""
-KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
-SHUFFLED_BYTES = 64 << 20  # the most that samples may take to be put into an epoch's order all at once
+"""Samples left over by the last whole batch of an epoch. `merged`: fewer than half a batch join the previous batch.
+`kept`: they are a batch of their own, except a single one, which joins. `dropped`: left out."""
+KEPT_BYTES = 2 << 30  # maximum size of a frozen part's outputs to keep over the epochs
+SHUFFLED_BYTES = 64 << 20  # maximum size of samples to shuffle all at once
 
 
 def prepared(model: M) -> M:
-    """The model, its weights of two-dimensional convolutions channels-last: they are faster so.
+    """The model, with weights of two-dimensional convolutions channels-last, which is faster.
 
-    1x1 convolutions with a stride and fewer than 16 input channels are handed only the pixels they use: on CPUs the
-    gradients of their weights else overwrite memory that is not theirs, channels-last (oneDNN, issue 6035).
+    1x1 convolutions with a stride and fewer than 16 input channels only get the pixels they use: else, on CPUs with
+    channels-last, their weight gradients overwrite other memory (oneDNN, issue 6035).
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and _overwrites(module):
@@ -58,20 +58,20 @@ def _overwrites(layer: nn.Conv2d) -> bool:
 
 
 def _of_used_pixels(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A 1x1 convolution of the pixels of x (…, height, width) that its stride leaves."""
+    """A 1x1 convolution of only the pixels of x (…, height, width) that its stride uses."""
     return F.conv2d(x[..., :: layer.stride[0], :: layer.stride[1]], weight, bias)
 
 
 def ready(x: Tensor) -> Tensor:
-    """Images (n, channels, height, width) channels-last, as `prepared` models like them; other samples as they are."""
+    """Images (n, channels, height, width) channels-last, as for `prepared` models; other samples unchanged."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def batches(samples: int, size: int, last: Last = "merged") -> list[tuple[int, int]]:
-    """Bounds of consecutive batches, the last as `last` says. Fewer samples than a batch are one; a single sample is
-    none where an incomplete batch is dropped.
+    """Bounds of consecutive batches, the last as `last` says. Fewer samples than a batch are one batch; a single sample
+    is none if incomplete batches are dropped.
 
-    (Batch normalisation has no variance of one sample to divide by, and of a few a poor one.)
+    (Batch normalisation has no variance for one sample, and a poor one for a few.)
     """
     bounds = [(start, min(start + size, samples)) for start in range(0, samples, size)]
     left = samples % size
@@ -86,16 +86,16 @@ def batches(samples: int, size: int, last: Last = "merged") -> list[tuple[int, i
 
 
 def clip_each(norm: float, *modules: nn.Module) -> None:
-    """Scale each module's gradients, as one vector, down to `norm`."""
+    """Clip each module's gradients, as one vector, to `norm`."""
     for module in modules:
         nn.utils.clip_grad_norm_(module.parameters(), norm)
 
 
 @dataclass(frozen=True)
 class Local:
-    """The terms of local training, the same for every method; each has its own defaults.
+    """The terms of local training, the same for every method; each method has its own defaults.
 
-    Raises UserError for a value that cannot be.
+    Raises UserError for an invalid value.
 
     >>> import fewbytes as fb
     >>> local = fb.Local(epochs=2, lr=0.1, lr_rounds=10, lr_schedule="step")
@@ -109,15 +109,15 @@ class Local:
     lr: Positive = 0.01  # learning rate
     batch: Count = 10  # samples
     momentum: BelowOne = 0.0  # of SGD
-    weight_decay: NotNegative = 0.0  # of the parameters, added to their gradients (adamw: apart from these)
-    optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = "sgd"  # Adam has 0.9 and 0.999
-    lr_rounds: Whole = 0  # what lr_schedule counts by; 0: lr stays
+    weight_decay: NotNegative = 0.0  # L2 penalty, added to gradients (adamw: decoupled)
+    optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = "sgd"  # Adam's betas are 0.9 and 0.999
+    lr_rounds: Whole = 0  # the period of lr_schedule; 0: constant lr
     lr_schedule: Literal["cosine", "linear", "step"] = "cosine"  # lr falls to 0 over lr_rounds; step: at each lr_rounds
-    lr_factor: Share = 0.1  # what lr is multiplied by at each step
-    lr_warmup: Whole = 0  # rounds in which lr rises to its full value in a line; then the schedule begins
-    clip: NotNegative = 0.0  # the largest norm of a gradient; 0: any
+    lr_factor: Share = 0.1  # factor for lr at each step
+    lr_warmup: Whole = 0  # rounds of linear rise of lr to its full value; then the schedule begins
+    clip: NotNegative = 0.0  # maximum norm of a gradient; 0: no limit
     order: Order = "shuffled"  # of samples, in each epoch; stored: as they are
-    steps: Whole = 0  # batches in a round, in place of epochs, of as many shuffles as they take; 0: epochs count
+    steps: Whole = 0  # batches in a round, instead of epochs, over several shuffles if needed; 0: use epochs
     last: Last = "merged"  # samples left over by whole batches: join the batch before if under half of one
 
     def __post_init__(self) -> None:
@@ -125,11 +125,11 @@ class Local:
 
     @property
     def length(self) -> int:
-        """How long it is, in what it counts: steps if there are any, else epochs."""
+        """Its length: steps if set, else epochs."""
         return self.steps or self.epochs
 
     def lasting(self, length: int) -> Self:
-        """The same terms for so many of what it counts, at least 1."""
+        """The same terms with this number of steps or epochs, at least 1."""
         return replace(self, steps=length) if self.steps else replace(self, epochs=length)
 
     def lr_in(self, t: int) -> float:
@@ -148,13 +148,13 @@ class Local:
 
 
 class Hooks(TypedDict, total=False):
-    """What a method may add to the training of a model.
+    """A method's additions to the training of a model.
 
-    `loss`: of a batch's outputs and targets; by default the model's own, a method `loss(outputs, targets)`, if it has
-    one, else the cross-entropy of labels. `extra(model)` is added to every batch's loss. Samples first pass `frozen`,
-    in eval mode and without gradients; what that gives is computed once for all epochs if there is no transform and it
-    takes at most `KEPT_BYTES`. `before_step` is called when a batch's gradients are there, with a function that makes
-    them anew, of the same batch and the parameters as they are then; `after_step` when the parameters have moved.
+    `loss`: of a batch's outputs and targets; default: the model's own method `loss(outputs, targets)`, if any, else the
+    cross-entropy of labels. `extra(model)` is added to every batch's loss. Samples first pass `frozen`, in eval mode
+    and without gradients; its outputs are computed once for all epochs if there is no transform and they take at most
+    `KEPT_BYTES`. `before_step` is called after a batch's gradients are computed, with a function that computes them
+    again, for the same batch and the current parameters; `after_step` after the parameters are updated.
     """
 
     loss: Loss
@@ -165,7 +165,7 @@ class Hooks(TypedDict, total=False):
 
 
 def own_loss(model: nn.Module) -> Loss | None:
-    """The loss that a model brings, a method `loss(outputs, targets)`."""
+    """The model's own loss, a method `loss(outputs, targets)`."""
     brought = getattr(model, "loss", None)
     return brought if callable(brought) else None
 
@@ -183,16 +183,15 @@ def fit(
     recordings: Recordings | None = None,
     **hooks: Unpack[Hooks],
 ) -> float:
-    """Train `model` in place on (x, y), by the terms of round t; returns the mean loss over the batches of the last
+    """Train `model` in place on (x, y), with the terms of round t; returns the mean loss over the batches of the last
     epoch, which `steps` may end early (0 for none).
 
-    Shuffled from torch's global generator; the optimiser starts anew. `precision`: of the forward passes. `transform`
-    is applied to every batch as it is cut. Gradients are clipped as one vector, or, where the model has `apart`,
-    modules of it, each one's by itself. `private`: what draws the batches and makes their gradients instead, so that no
-    one sample shows; then the loss is not told (0), and samples are transformed one by one. `recordings`: of steps of
-    this very module on a GPU, by earlier trainings, to which this one's are added; the results are the same.
-    Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters that do not require
-    gradients stay as they are, others in the batches in which they have none.
+    Shuffles by torch's global generator; the optimiser starts fresh. `precision`: of forward passes. `transform` is
+    applied to every batch. Gradients are clipped as one vector or, if the model has `apart`, separately for each module
+    in it. `private`: makes the batches and gradients instead, with privacy of samples; then the returned loss is 0, and
+    samples are transformed one by one. `recordings`: of this module's steps on a GPU, from earlier trainings; this
+    one's are added, and results are the same. Afterwards each parameter's `.grad` is the gradient of the very last
+    batch. Parameters that do not require gradients never change, others not in batches without a gradient for them.
     """
     loss = hooks.get("loss") or own_loss(model) or F.cross_entropy
     extra, frozen = hooks.get("extra"), hooks.get("frozen")
@@ -203,13 +202,13 @@ def fit(
     step = stepper(parameters, local, local.lr_in(t), velocity)
     bounds = batches(len(y), local.batch, local.last)
     counts = by_epoch(local, len(bounds) if private is None else private.epoch)
-    begun = (t - 1) * sum(counts)  # batches of earlier rounds, after which what is stored goes on
+    begun = (t - 1) * sum(counts)  # batches of earlier rounds; stored samples continue after them
     dropping = bool(bounds) and bounds[-1][1] < len(y)
     if local.order == "stored" and bounds and not dropping:
         bounds = bounds[begun % len(bounds) :] + bounds[: begun % len(bounds)]
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
-    draws = transform is not None or isinstance(x, LazySamples)  # as data sets of one's own may at each access
+    draws = transform is not None or isinstance(x, LazySamples)  # as users' data sets may at each access
 
     def read(
         x: Tensor | NamedTensors | LazySamples, y: Tensor, rows: slice | Tensor
@@ -220,7 +219,7 @@ def fit(
         return samples, targets
 
     def gradients(samples: Tensor | NamedTensors, targets: Tensor) -> Tensor:
-        """Leaves a batch's gradients in the parameters; its loss."""
+        """Leaves a batch's gradients in the parameters; returns its loss."""
         for p in parameters:
             p.grad = None
         if private is not None:
@@ -236,7 +235,7 @@ def fit(
         value.backward()
         for p in parameters:
             if p.grad is not None and p.grad.is_sparse:
-                p.grad = p.grad.to_dense()  # an embedding's, for who multiplies gradients or gives them a velocity
+                p.grad = p.grad.to_dense()  # an embedding's; hooks and velocities need dense ones
         return value.detach()
 
     def stepped(samples: Tensor | NamedTensors, targets: Tensor) -> Tensor:
@@ -270,7 +269,7 @@ def fit(
         if private is not None:
             picked = private.batches(x.device)
         elif local.order == "shuffled" or dropping:
-            # stored samples go on where the last epoch stopped, so that it is not the same ones that are never seen
+            # stored samples continue where the last epoch stopped, so that no sample is skipped forever
             start = begun * local.batch % len(y)
             order = torch.randperm(len(y)) if local.order == "shuffled" else torch.arange(len(y)).roll(-start)
             order, begun = order.to(x.device), begun + count
@@ -291,7 +290,7 @@ def fit(
 
 
 def by_epoch(local: Local, whole: int) -> list[int]:
-    """How many batches each epoch of a training has, where a whole one has so many."""
+    """Number of batches in each epoch of a training; `whole`: in a full epoch."""
     if not local.steps:
         return [whole] * local.epochs
     full, rest = divmod(local.steps, whole) if whole else (0, 0)
@@ -299,9 +298,9 @@ def by_epoch(local: Local, whole: int) -> list[int]:
 
 
 def stepper(parameters: Sequence[nn.Parameter], local: Local, lr: float, velocity: Velocity) -> Callable[[], object]:
-    """A function that moves the parameters that have gradients by these, each time it is called.
+    """A function that updates the parameters that have gradients, on each call.
 
-    `velocity`: of SGD with momentum; empty at first, then kept there.
+    `velocity`: of SGD with momentum; initially empty, then updated here.
     """
     if local.optimiser in ("adam", "adamw"):
         made = torch.optim.AdamW if local.optimiser == "adamw" else torch.optim.Adam
@@ -311,7 +310,7 @@ def stepper(parameters: Sequence[nn.Parameter], local: Local, lr: float, velocit
 
 @torch.no_grad()
 def _sgd(moved: Sequence[Tensor], velocity: Velocity, local: Local, lr: float) -> None:
-    """One step, in place; of the velocities, too, each of which begins with its parameter's first gradient."""
+    """One step, in place; also updates velocities, which begin as a parameter's first gradient."""
     if not moved:
         return
     step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
@@ -325,7 +324,7 @@ def _sgd(moved: Sequence[Tensor], velocity: Velocity, local: Local, lr: float) -
                 torch._foreach_mul_(velocities, local.momentum)
             else:
                 for v in velocities:
-                    v.mul_(local.momentum)  # of all at once the momentum, too, is rounded to a narrow type
+                    v.mul_(local.momentum)  # all at once, the momentum would also be rounded to a narrow type
             torch._foreach_add_(velocities, gradients)
         velocity.update({p: g.clone() for p, g in zip(moved, step, strict=True) if p not in velocity})
         velocities, nesterov = [velocity[p] for p in moved], local.optimiser == "nesterov"
@@ -336,7 +335,7 @@ def _sgd(moved: Sequence[Tensor], velocity: Velocity, local: Local, lr: float) -
 def outputs(model: nn.Module, x: Tensor | NamedTensors | LazySamples, precision: Precision = "float32") -> Tensor:
     """The model's outputs for samples x (n, …), float32 (n, …), in eval mode and without gradients.
 
-    `precision`: of the forward passes that give them.
+    `precision`: of the forward passes.
     """
     training = model.training
     model.to(x.device).eval()

@@ -1,4 +1,4 @@
-"""A task's first models tried on a few of its samples, before a run begins."""
+"""Trial of a task's first models on a few of its samples, before a run begins."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from fewbytes.core.task import Task
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import Split, classes_in
 
-SAMPLES, MODELS = 8, 8  # that are tried, at most
+SAMPLES, MODELS = 8, 8  # maximum numbers to try
 
 
 def check_models(method: Method, task: Task) -> None:
-    """Raises UserError if what makes the task's models gives clients modules that they share, or models that cannot
-    travel, cannot be trained by many, or not by the method."""
+    """Raises UserError if a task's function gives clients shared modules, or models that cannot travel, or cannot be
+    trained by several clients, or by the method."""
     problem = task.problem.on_cpu()
     for client in islice(problem.architectures(), MODELS):
         model = problem.model(client)
@@ -48,24 +48,24 @@ def check_models(method: Method, task: Task) -> None:
         if method.promises.float32_only:
             check_float32(model, method.method_name)
         if method.promises.brings_loss:
-            problem.objective.loss(model, F.cross_entropy, torch.zeros(0))  # raises for another
+            problem.objective.loss(model, F.cross_entropy, torch.zeros(0))  # raises for an unsuitable loss
         check_optimiser(model, getattr(method, "local", None))
         if problem.recalibrate:
             check_recalibrates(model, method.method_name, method.has_local_models)
 
 
 def try_models(task: Task) -> list[str]:
-    """What people should know of the first models, tried on a few samples, in training and not. Raises UserError if one
-    cannot learn the data that are here; for metrics that need what is not installed.
+    """Notes for people about the first models, after trying them on a few samples, in training and in eval mode. Raises
+    UserError if a model cannot learn the data here, or a metric's package is not installed.
 
-    Of clients with the same model, and samples of one shape, it is tried on those who have the highest label; of very
-    many models or shapes on a few.
+    Of clients with the same model and sample shape, the one with the highest label is tried; of very many models or
+    shapes, a few.
     """
     if isinstance(task.problem.objective, Detection):
         return []
     check_installed(task.problem.objective.measured)
     problem = replace(task.problem.on_cpu(), remodel=None)
-    first = set(problem.clients_in(1))  # a newcomer that does not suit is refused as it comes
+    first = set(problem.clients_in(1))  # unsuitable newcomers are refused when they join
     sets = [(f"client {i}'s training samples", i, client.train) for i, client in enumerate(task.data.clients)]
     sets += [(f"client {i}'s test samples", i, client.test) for i, client in enumerate(task.data.clients)]
     sets += [("the server's test samples", 0, task.data.test)]
@@ -80,7 +80,7 @@ def try_models(task: Task) -> list[str]:
 
 
 def _try(problem: Problem, who: str, client: Id, split: Split) -> Iterator[str]:
-    """A pass each as models are used and as they are trained, and the losses. Raises UserError if one cannot be."""
+    """A pass in eval mode and one in training, with losses. Raises UserError if one of them fails."""
     rows = {int(split.labels.argmax()), *np.linspace(0, len(split) - 1, min(len(split), SAMPLES)).astype(int).tolist()}
     with seeded(problem.seed, "try"):
         x, targets = problem.objective.samples(split.take(sorted(rows)), problem.device)
@@ -88,7 +88,7 @@ def _try(problem: Problem, who: str, client: Id, split: Split) -> Iterator[str]:
         before = kept(model)
         _pass(problem, model.eval(), who, samples, targets)
         check_unchanged(model, before)
-        if len(targets) < 2:  # of one, batch normalisation has no variance
+        if len(targets) < 2:  # batch normalisation has no variance for one sample
             return
         with normalised(in_training(model)) as single:
             _pass(problem, model, f"in training, {who}", samples, targets)
@@ -124,7 +124,7 @@ def _pass(problem: Problem, model: nn.Module, who: str, samples: Tensor | NamedT
 
 
 def _narrow(model: nn.Module, samples: Tensor | NamedTensors) -> str:
-    """What to do where a model is of another type of numbers than its samples."""
+    """The fix for a model of another type of numbers than its samples."""
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if len(kinds) != 1 or not isinstance(samples, Tensor) or samples.dtype in kinds or not samples.is_floating_point():
         return ""
@@ -132,12 +132,12 @@ def _narrow(model: nn.Module, samples: Tensor | NamedTensors) -> str:
 
 
 def _of_each(problem: Problem, model: nn.Module, samples: Tensor, targets: Tensor) -> None:
-    """Raises UserError for a model that has no gradient of each sample, which privacy of samples needs."""
+    """Raises UserError for a model without per-sample gradients, which privacy of samples needs."""
     loss = problem.objective.loss(model, None, targets)
     with entered(model) as within:
         try:
             clipped_sum(model, trained_parameters(model), loss, samples, targets, 1.0)
-        except (UserError, RuntimeError, TypeError, ValueError):  # what torch cannot do, or the user's code
+        except (UserError, RuntimeError, TypeError, ValueError):  # unsupported by torch, or the user's code
             where = within[-1] if within else "the model or its loss"
             raise UserError(
                 f"dp of samples needs the gradient of each sample, which {where} does not give, as it decides by "

@@ -1,4 +1,4 @@
-"""What a client can tell of a model that it is sent: how far its first layer has turned from the agreed first one."""
+"""A client's check of the models it receives: the drift of the first layer from the agreed first model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fewbytes.wire.schema import leaves_of
 
 
 def drift(problem: Problem, client: Id, state: Mapping[str, Tensor]) -> float:
-    """How far the unit of the first layer that has turned most has turned from the client's first model: 1 minus the
-    cosine of its weights then and now, 0 to 2; 0 where the state has no such weights. Lengths, which the next layer can
-    make up for, say nothing."""
+    """The maximum drift of a unit of the first layer from the client's first model: 1 minus the cosine of its weights
+    then and now, 0 to 2; 0 if the state has no such weights. Lengths are ignored: the next layer can compensate for
+    them."""
     agreed = problem.first_state(client)
     name = next((name for name, value in agreed.items() if value.ndim >= 2 and value.is_floating_point()), None)
     if name is None or name not in state:
@@ -31,9 +31,9 @@ def drift(problem: Problem, client: Id, state: Mapping[str, Tensor]) -> float:
 
 
 def check_drift(problem: Problem, client: Id, message: Any, most: float) -> None:
-    """Raises MethodError for a message whose first layer is farther than `most` from the agreed first model's: one made
-    to keep images apart is (Fowl et al., ICLR 2022). Also for one with numbers that no field's MODEL vouches for, such
-    as a control variate: they move a client's model to where nobody has looked."""
+    """Raises MethodError for a message whose first layer drifted by more than `most`, as in models built to separate
+    images (Fowl et al., ICLR 2022). Also for other floating-point numbers than in fields marked MODEL, such as a
+    control variate: their effect on the client's model cannot be checked."""
     for leaf in leaves_of(message):
         if MODEL in leaf.marks:
             if not (away := drift(problem, client, leaf.tensors)) <= most:

@@ -1,4 +1,4 @@
-"""How many bits clients send of each value: so many, or as many as their links move while they train."""
+"""Bits per value in clients' replies: fixed, or as many as their links can send while they train."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fewbytes.base.units import parse_rate, plain
 
 FORM = "a number from 0.3 to 8, or auto=RATE, a client's uplink, e.g. auto=1MB/s, or, on Flower, auto"
 LEAST, MOST = 0.3, 8.0  # bits a value
-FIRST = 2.0  # of a client whose seconds are not known yet
-WEIGHT = 0.5  # of the last exchange, in what is known of a client's seconds and of its link
+FIRST = 2.0  # for a client without measured seconds
+WEIGHT = 0.5  # weight of the last exchange in the averages of a client's seconds and link
 
 
 @dataclass(frozen=True)
 class UplinkBits:
-    """So many `bits` of each value; or, where that is 0, what moves at `rate` bytes a second (None: as measured)."""
+    """`bits` per value; or, if that is 0, as many as fit a link of `rate` bytes a second (None: measured)."""
 
     bits: float = 0.0
     rate: float | None = None
 
     @classmethod
     def read(cls, text: str | float) -> Self:
-        """As in FORM; of a rate whole bytes a second. Raises UserError for anything else.
+        """Parse FORM; rates are rounded to whole bytes a second. Raises UserError for anything else.
 
         >>> from fewbytes.core.uplink import UplinkBits
         >>> UplinkBits.read("2.5"), str(UplinkBits.read("auto=8Mbit/s"))
@@ -43,7 +43,7 @@ class UplinkBits:
         return cls(bits)
 
     def __str__(self) -> str:
-        """As it is read."""
+        """The text that `read` accepts."""
         if self.bits:
             return plain(self.bits)
         return "auto" if self.rate is None else f"auto={self.rate:.0f}B/s"
@@ -51,7 +51,7 @@ class UplinkBits:
 
 @dataclass
 class _Seen:
-    """What is known of a client: seconds of training, values in its reply, and bytes a second of its link."""
+    """Averages of a client: seconds of training, values in its reply, and bytes a second of its link."""
 
     seconds: float
     values: int
@@ -59,8 +59,8 @@ class _Seen:
 
 
 class Uplink:
-    """How much is kept of each client's replies. Fixed, or, by what `observe` tells, so that a reply moves in the time that
-    the client takes to make it; then results depend on measured seconds."""
+    """The precision of each client's replies: fixed, or chosen from `observe`'s measurements so that sending one takes
+    as long as making it; then results depend on measured seconds."""
 
     def __init__(self, bits: UplinkBits | None = None, step: float = 0.0) -> None:
         self._fixed = Rate(0.0 if bits is None else bits.bits, step)
@@ -69,11 +69,11 @@ class Uplink:
 
     @property
     def picks(self) -> bool:
-        """Whether it goes by what is measured."""
+        """Whether it uses measurements."""
         return self._auto is not None
 
     def rate(self, client: int) -> Rate:
-        """How much is kept of the client's next reply."""
+        """The precision of the client's next reply."""
         if self._auto is None:
             return self._fixed
         seen = self._seen.get(client)
@@ -83,8 +83,8 @@ class Uplink:
         return Rate(min(max(8 * link * seen.seconds / seen.values, LEAST), MOST))
 
     def observe(self, client: int, seconds: float, values: int, rate: float | None) -> None:
-        """Note an exchange: seconds that the client took for its reply, values it rounded, and bytes a second that
-        moved either way (None: that is not known). What cannot be, as only a stranger's node says it, is passed over.
+        """Record an exchange: seconds the client took for its reply, values it rounded, and bytes a second on its link,
+        either way (None: unknown). Ignores invalid values, which only an untrusted node sends.
         """
         if self._auto is None or values < 1 or not 0 <= seconds < math.inf:
             return

@@ -1,4 +1,4 @@
-"""Class weights, as they are written."""
+"""Class weights, as written in settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fewbytes.base.units import plain
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """A weight in the loss for `each` class; none: balanced, by how often a client has it."""
+    """A weight in the loss for `each` class; empty: balanced, by a client's class frequencies."""
 
     each: tuple[float, ...] = ()
 
