@@ -81,7 +81,7 @@ def test_nothing_and_a_bare_value_have_leaves() -> None:
     [
         ({"share": 1.5}, r"blocks\[0\]\[7\]\.share must be in \[0, 1\]"),
         ({"rates": (1.0, -1.0)}, "rates must be above 0"),
-        ({"name": "other"}, "an entry 'other' too many"),
+        ({"name": "other"}, "an unexpected entry 'other'"),
         ({"share": float("nan")}, r"'blocks\[0\]\[7\]\.share' are not all finite"),
     ],
 )

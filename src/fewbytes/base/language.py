@@ -64,7 +64,7 @@ def read_tokenizer(place: str) -> Any:
     except UserError:
         raise
     except Exception as error:  # files that are not a tokenizer's fail in many ways
-        raise UserError(f"{folder} holds no tokenizer ({one_line(error, 160)}): --tokenizer names another") from None
+        raise UserError(f"{folder} has no tokenizer ({one_line(error, 160)}): name another with --tokenizer") from None
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -178,7 +178,7 @@ def _set_items(target: Any, pairs: Sequence[Any]) -> Any:
     if not isinstance(target, dict) or not all(
         key is None or isinstance(key, str | bytes | int | float) for key in keys
     ):
-        _fail("no dictionary, or a strange key")
+        _fail("no dictionary, or an unsupported key")
     target.update(zip(keys, values, strict=True))
     return target
 

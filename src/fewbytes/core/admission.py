@@ -158,7 +158,7 @@ def _check_entries(
     entries: Mapping[str, Tensor], expected: Forms, every: bool = True, mixed: bool = False, hidden: bool = False
 ) -> None:
     if others := entries.keys() - expected.keys():
-        raise MethodError(f"it has an entry {min(others)[:80]!r} too many")
+        raise MethodError(f"it has an unexpected entry {min(others)[:80]!r}")
     if every and (missing := expected.keys() - entries.keys()):
         raise MethodError(f"its entry {min(missing)!r} is missing")
     for name, tensor in entries.items():
@@ -201,7 +201,7 @@ def _check_data(leaf: Leaf, known: Expected) -> None:
         if any(a >= b for a, b in itertools.pairwise(value)) or any(c < 0 for c in value):
             raise MethodError(f"{name} are not classes in ascending order")
         if present is not None and (others := set(value) - present):
-            raise MethodError(f"{name} have class {min(others)}, of which the client has no sample")
+            raise MethodError(f"{name} have class {min(others)}, but the client has no sample of it")
     if COUNTS in leaf.marks and value is not None:
         counts = next(iter(leaf.tensors.values()), torch.zeros(0))
         if counts.is_floating_point() or counts.dim() != 1 or not len(counts) or counts.min() < 0:
@@ -209,11 +209,9 @@ def _check_data(leaf: Leaf, known: Expected) -> None:
         numbers = counts.tolist()
         total = sum(numbers)
         if total != samples if samples is not None else not 0 < total <= MOST_SAMPLES:
-            raise MethodError(
-                f"{name} are of {total} samples, but the client has {samples or 'hardly so many'} to train on"
-            )
+            raise MethodError(f"{name} are of {total} samples, but the client has {samples or 'fewer'} to train on")
         if classes is not None and any(a != b for a, b in itertools.zip_longest(numbers, classes, fillvalue=0)):
-            raise MethodError(f"{name} are other than the client's node has said")
+            raise MethodError(f"{name} differ from those the client's node reported")
 
 
 def _check_numbers(leaf: Leaf) -> None:

@@ -97,14 +97,14 @@ def likely_mistakes(cls: type, base: type) -> Iterator[str]:
     for name, kind in typed.items():
         if name in known and "ClassVar" not in str(kind) and not hasattr(getattr(base, name), "__get__"):
             within = f"{_file(cls)}{cls.__name__}.{name}"
-            yield f"{within} is no hyper-parameter but what it is, as a method: write {name}: ClassVar[…] = …"
+            yield f"{within} is no hyper-parameter but a property of the method: write {name}: ClassVar[…] = …"
     for name, value in vars(cls).items():
         written = _written(value) if inspect.isfunction(value) else None
         if written is None:
             continue
         where = f"{place_of(value)}: {cls.__name__}.{name}"
         if (state := _state(name, value)) and _assigns(written, state):
-            yield f"{where} gives `{state}` another value, gone when it returns: change what it holds, {state}.… = …"
+            yield f"{where} rebinds `{state}`, which is lost when it returns: change its fields, {state}.… = …"
         if name in _GIVES and not _returns(value, written):
             yield f"{where} returns nothing: is `return` missing?"
 

@@ -109,7 +109,7 @@ class PrivateMean:
             start = self.around.get(name)
             if not like.is_floating_point():
                 if start is None:
-                    raise MethodError(f"the counter {name!r} bears no noise: do not send it")
+                    raise MethodError(f"the counter {name!r} cannot be noised: do not send it")
                 mean[name] = start.clone()
                 continue
             total = self._sum[name] + deviation * gaussian(like.numel(), random).view(like.shape)

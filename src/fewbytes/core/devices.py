@@ -28,8 +28,8 @@ def check_device(device: str) -> None:
 def _why_not(device: str) -> str:
     """The error of creating a tensor on a device; empty if it works.
 
-    While no GPU is open here, a forked process tries it: after opening one here, forked workers could not use it. If
-    the fork fails, this process tries: forks always fail once this process has queried CUDA.
+    While no GPU is open here, a forked process tries it: after opening one here, forked workers could not use it. If it
+    fails there, this process tries: forks cannot use CUDA once this process has queried it.
     """
     if torch.device(device).type != "cpu" and not torch.cuda.is_initialized() and hasattr(os, "fork"):
         read_end, write_end = os.pipe()

@@ -86,15 +86,13 @@ def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
     for name, what in given.items():
         make = what.clone if hasattr(what, "clone") and not isinstance(what, type) else what
         if not callable(make):
-            raise UserError(
-                f"the metric {name!r} is a {type(what).__name__}: give one of torchmetrics', or what makes it"
-            )
+            raise UserError(f"the metric {name!r} is a {type(what).__name__}: give one of torchmetrics', or its maker")
         try:
             one = make()
         except Exception as error:  # such as a class that needs arguments
             raise UserError(
-                f"the metric {name!r} cannot be made ({one_line(error)}): give one that is made, or what makes it of "
-                "nothing"
+                f"the metric {name!r} cannot be made ({one_line(error)}): give an instance, or a "
+                "function that makes one without arguments"
             ) from None
         if not (hasattr(one, "update") and hasattr(one, "compute")):
             raise UserError(f"the metric {name!r} makes a {type(one).__name__}, which has no update and compute")

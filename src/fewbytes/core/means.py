@@ -54,6 +54,6 @@ class Means:
 def _check_around(around: State | None) -> None:
     if around is not None and not isinstance(around, Mapping):
         raise MethodError(
-            "a mean is asked for, added to (mean.add(state, weight), for each reply) and called; what it is given is "
-            f"what clients were sent, by name, not {with_article(type(around))}"
+            "net.mean takes the clients' message, tensors by name (then mean.add(state, weight) for each reply, and "
+            f"mean()), not {with_article(type(around))}"
         )

@@ -343,11 +343,11 @@ def check_state(method: Method, half: Literal["server", "client"], state: Any) -
     kind = method.state_class(half)
     if type(state) is not kind:
         says = "no state" if kind is None else with_article(kind)
-        raise MethodError(f"{within} says that it returns {says}, and gave {returned(state)}")
+        raise MethodError(f"{within} is annotated to return {says}, but returned {returned(state)}")
 
 
 def check_model(method: Method, hook: str, model: Any) -> None:
     """Raises MethodError if a method's `global_model` or `local_model` returned anything but a model or None."""
     if model is not None and not isinstance(model, nn.Module):
         within = f"{type(method).__name__}.{hook}"
-        raise MethodError(f"{within} returns a module or None, and gave {with_article(type(model))}")
+        raise MethodError(f"{within} must return a module or None, not {with_article(type(model))}")

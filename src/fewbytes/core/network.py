@@ -244,7 +244,7 @@ class Network:
 
     @property
     def problem(self) -> Problem:
-        """What is learned."""
+        """The learning problem."""
         return self._engine.problem
 
     @property

@@ -96,8 +96,8 @@ class Objective(ABC):
             shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
             raise UserError(f"{called} cannot be computed of {shapes}: {one_line(error)}") from None
         if not isinstance(value, Tensor) or value.numel() != 1:
-            made = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else named(value)
-            raise UserError(f"{called} gives {made}: let it give one number, the mean of a batch")
+            result = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else named(value)
+            raise UserError(f"{called} gives {result}: let it give one number, the mean of a batch")
         if not value.isfinite():
             raise UserError(f"{called} gives {float(value.detach())} before any training: correct it")
         if outputs.requires_grad and not value.requires_grad:

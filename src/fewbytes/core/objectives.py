@@ -202,7 +202,7 @@ class Own(Objective):
 
     def usual(self, targets: Tensor) -> Loss:
         """Raises UserError: there is none."""
-        raise UserError("what is learnt of such targets is not known here: give a loss")
+        raise UserError("there is no usual loss for such targets: give a loss")
 
 
 OBJECTIVES: Mapping[Kind, tuple[type[Objective], str]] = {
@@ -229,7 +229,7 @@ def objective_for(
     if isinstance(metrics, Mapping) and metrics:
         options["metrics"] = metrics_of(metrics)
     elif (names := _names(metrics)) and known is None:
-        raise UserError("metrics by name are for what is learnt usually: give yours as {name: metric}")
+        raise UserError("metrics by name are for the usual objectives: give yours as {name: metric}")
     elif names and known is not None:
         options["metrics"] = tuple(known_metric(known, each) for each in names)
     if weights is not None:

@@ -17,7 +17,7 @@ Output = Literal["logits", "whole"]
 def of_output(loss: Loss | None, output: Output) -> Loss | None:
     """The loss, adapted to `output`. Raises UserError for an unknown choice, and for a whole output without a loss."""
     if output not in get_args(Output):
-        raise UserError(f"output is 'logits' or 'whole', what the loss takes of the model's output, not {output!r}")
+        raise UserError(f"output is 'logits' or 'whole', the loss's part of the model's output, not {output!r}")
     if output == "logits":
         return loss
     if loss is None:

@@ -47,32 +47,32 @@ class Policy(Group):
     given: ClassVar[str] = "fb.run(…, policy=fb.Policy({}))"
 
     min_replies: Share = setting(
-        0.5, "Part of the clients asked that must answer with finite numbers, or the run stops.", resumable=True
+        0.5, "Fraction of the asked clients that must answer with finite numbers, or the run stops.", resumable=True
     )
     round_timeout: Positive = setting(3600.0, "Flower: seconds an exchange waits for its clients.", resumable=True)
     over_selection: Annotated[float, Meta(ge=0, le=10)] = setting(
-        0.0, "Flower: ask a cohort this part larger; the first to answer are taken.", resumable=True
+        0.0, "Flower: sample this fraction more clients than needed; the first to answer are used.", resumable=True
     )
     connect_timeout: Positive = setting(
-        300.0, "Flower: seconds the start waits for all clients; who comes later joins between rounds.", resumable=True
+        300.0, "Flower: seconds to wait for all clients at the start; later ones join between rounds.", resumable=True
     )
     retries: Whole = setting(
-        5, "Flower: how often a round that too few answered is tried again, after 1, 2, 4, … seconds.", resumable=True
+        5, "Flower: how often to retry a round with too few answers, after 1, 2, 4, … seconds.", resumable=True
     )
     max_norm: Positive = setting(
-        1e6, "Largest norm of a reply, in norms of the first model (or 1); more is left out.", resumable=True
+        1e6, "Maximum norm of a reply, in norms of the first model (or 1); larger replies are left out.", resumable=True
     )
     strikes: Count = setting(
-        3, "A client whose replies are refused in so many rounds in a row is no longer asked.", resumable=True
+        3, "Number of rounds in a row with refused replies after which a client is no longer asked.", resumable=True
     )
-    exclude: Excluded | None = setting(None, "Clients that are not asked, by number, with commas.", resumable=True)
+    exclude: Excluded | None = setting(None, "Comma-separated numbers of clients that are not asked.", resumable=True)
 
     def check(self, clients: int) -> None:
         """Raises UserError if it excludes unknown clients, or all of them."""
         if unknown := sorted(i for i in self.excluded if i >= clients):
             raise UserError(f"exclude names client {unknown[0]}, and there are clients 0 to {clients - 1}")
         if len(self.excluded) == clients:
-            raise UserError("exclude names every client: nobody is left to learn from")
+            raise UserError("exclude names every client: at least one must take part")
 
     @property
     def excluded(self) -> frozenset[int]:

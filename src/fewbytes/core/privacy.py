@@ -42,7 +42,7 @@ def check_models(models: Iterable[nn.Module]) -> None:
         for name, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 raise UserError(
-                    f"dp takes no batch normalisation ({name}), which mixes samples and whose statistics bear no "
+                    f"dp takes no batch normalisation ({name}), which mixes samples and whose statistics get no "
                     "noise: take group normalisation, or a model without any, such as cnn4 or mlp"
                 )
 

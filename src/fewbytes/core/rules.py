@@ -58,8 +58,8 @@ class Rule:
             if 0 < value < (0.5 if name == "trimmed-mean" else math.inf):
                 return cls(name, value)
         raise UserError(
-            "aggregate is mean, median, trimmed-mean=PART (below 0.5), krum=LIARS, multi-krum=LIARS, norm-clip, "
-            f"norm-clip=NORM or geometric-median, not {text!r}"
+            "aggregate is mean, median, trimmed-mean=PART (below 0.5), krum=F, multi-krum=F (F malicious clients), "
+            f"norm-clip, norm-clip=NORM or geometric-median, not {text!r}"
         )
 
     def __str__(self) -> str:
@@ -97,4 +97,4 @@ class Rule:
     @property
     def instead(self) -> str:
         """The alternatives if there are too few replies for it."""
-        return f"more clients a round, {self.name} of fewer liars, or median"
+        return f"more clients a round, {self.name} for fewer malicious clients, or median"

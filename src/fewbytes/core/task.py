@@ -47,7 +47,7 @@ class Task:
         """
         if not isinstance(data, FederatedData):
             raise UserError(
-                "data are a data set dealt out, federate(load_dataset('digits'), Partition()) of fewbytes.data, "
+                "data are a split data set, federate(load_dataset('digits'), Partition()) of fewbytes.data, "
                 f"not {named(data)}; Task.of takes your own"
             )
         check_options(how, _OF_PROBLEM, {**_OF_OBJECTIVE, **OF_METHOD, **OF_TASK})
@@ -70,18 +70,18 @@ class Task:
     ) -> Task:
         """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
 
-        Each set is an (x, y) pair of tensors or a torch data set of (x, y) items, which is read as it is used: once for
-        its labels, then in every epoch (see `fewbytes.data.split.Items`). x may be several tensors by name, such as
-        `input_ids` and `attention_mask`, which the model is called with. What is learnt follows from y
+        Each set is an (x, y) pair of tensors or a torch data set of (x, y) items, which is read on use: once for its
+        labels, then in every epoch (see `fewbytes.data.split.Items`). x may be several tensors by name, such as
+        `input_ids` and `attention_mask`, passed to the model. y decides what is learnt
         (`fewbytes.data.split.learnt_of`): classes (integers, one a sample), numbers (floats), any of several labels
-        (bool), a class for every pixel (integers (n, height, width)), the next token (integers shaped as x); of other
-        targets, what `loss` makes of them. A test set may be empty: `(x[:0], y[:0])`.
-        uint8 samples are images and divided by 255; other integers, such as token ids, stay as they are. Of several
-        tensors all keep their types, such as a mask's bool, but for images, uint8 (n, 1, 3 or 4, height, width).
-        Parameters of the model that do not require gradients stay with each node and never travel. None stands for a
-        client whose data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from;
-        labels are optional and ignored. `presence`: per client the first and the last round it is there (None: to the
-        end); who comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
+        (bool), a class for every pixel (integers (n, height, width)), the next token (integers shaped as x); other
+        targets need a `loss`. A test set may be empty: `(x[:0], y[:0])`.
+        uint8 samples are images and divided by 255; other integers, such as token ids, are unchanged. Several tensors
+        all keep their types, such as a mask's bool, except images, uint8 (n, 1, 3 or 4, height, width). Parameters of
+        the model that do not require gradients stay with each node and never travel. Pass None for a client whose data
+        are on its own node. `public`: samples nobody owns, which some servers learn from; labels are optional and
+        ignored. `presence`: per client its first and last round (None: to the end); later starters than round 1 are
+        newcomers. `how`: see `Terms`. Raises UserError for invalid input.
 
         >>> import fewbytes as fb
         >>> import torch
@@ -115,7 +115,9 @@ class Task:
             check_finite(split, f"{who} samples", how.get("loss") is None)
         kinds = sorted({split.learns for split in splits if len(split)})
         if len(kinds) > 1:
-            raise UserError(f"all learn the same, but some targets here are {', others '.join(kinds)}: make them alike")
+            raise UserError(
+                f"all targets must be of one kind, but some are {', others '.join(kinds)}: make them the same"
+            )
         learns = kinds[0] if kinds else "classes"
         classes = tuple(map(str, range(classes_in(splits) if learns == "classes" else widest(splits))))
         loss = of_output(how.pop("loss", None), how.pop("output", "logits"))

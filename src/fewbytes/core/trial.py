@@ -128,7 +128,7 @@ def _narrow(model: nn.Module, samples: Tensor | NamedTensors) -> str:
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if len(kinds) != 1 or not isinstance(samples, Tensor) or samples.dtype in kinds or not samples.is_floating_point():
         return ""
-    return f": let its forward begin with x = x.to({kinds.pop()}), of which its parameters are"
+    return f": let its forward begin with x = x.to({kinds.pop()}), the type of its parameters"
 
 
 def _of_each(problem: Problem, model: nn.Module, samples: Tensor, targets: Tensor) -> None:

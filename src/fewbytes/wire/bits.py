@@ -47,7 +47,7 @@ class Bits:
             raise FrameError("header", "bits are malformed")
         entries = reader.entries(header[0])
         if any(entry.dtype != "float32" for entry in entries):
-            raise FrameError("type", "bits stand for float32 values")
+            raise FrameError("type", "bits must represent float32 values")
         reader.spend_dense(entries)
         flat = torch.from_numpy(reader.bits(header[1], sum(entry.size for entry in entries)))
         parts = flat.split([entry.size for entry in entries])

@@ -88,7 +88,7 @@ def _read(kind: Kind, item: Any, reader: FrameReader) -> Any:
             key, value = kind.parts
             found = {_read(key, k, reader): _read(value, v, reader) for k, v in item}
             if len(found) != len(item):
-                raise FrameError("type", "a key stands twice in a dict")
+                raise FrameError("type", "a dict has a key twice")
             return found
         case "dataclass":
             if not isinstance(item, list) or len(item) != len(kind.fields):
@@ -98,7 +98,7 @@ def _read(kind: Kind, item: Any, reader: FrameReader) -> Any:
         case "bytes" if type(item) is int:
             section = reader.section()
             if section.nbytes != item:
-                raise FrameError("length", "a field of bytes has another length than it says")
+                raise FrameError("length", "a field of bytes has another length than stated")
             reader.spend(item)
             return bytes(section)
     raise FrameError("type", f"a field that must be a {type_text(kind.of)} is not")
@@ -133,8 +133,8 @@ def pack(
     kind = type(value)
     if lossy is not None and is_wire_value(value):
         raise UserError(
-            f"lossy rounds what payloads hold, and a bare {kind.__name__} would travel unrounded: pack a payload "
-            f"of which it is a field, @fb.payload class Message: state: {kind.__name__}"
+            f"lossy rounds the fields of payloads, and a bare {kind.__name__} would travel unrounded: pack a payload "
+            f"with it as a field, @fb.payload class Message: state: {kind.__name__}"
         )
     writer = FrameWriter(layout, base, coded, lossy)
     fields = _write(schema_of(kind), value, writer, kind.__name__)
@@ -168,7 +168,7 @@ def unpack(
     """
     parsed = data if isinstance(data, Parsed) else Parsed(data, max(MOST_ITEMS, limit // PER_ITEM))
     if parsed.header.kind != cls.__name__:
-        raise FrameError("type", f"the frame holds a {parsed.header.kind[:80]!r}, expected a {cls.__name__!r}")
+        raise FrameError("type", f"the frame contains a {parsed.header.kind[:80]!r}, expected a {cls.__name__!r}")
     reader = FrameReader(parsed, layout, base, limit)
     try:
         value: T = _read(schema_of(cls), parsed.header.fields, reader)

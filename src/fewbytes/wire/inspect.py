@@ -38,12 +38,12 @@ def inspect_frame(path: Path, known: Mapping[str, type[Any]] = NOTHING) -> Rende
     facts = Table(show_header=False, box=None)
     stored = sum(length for length, _ in header.sections)
     for name, value in {
-        "payload": cleaned(header.kind) + ("" if header.kind in known else ", which is not known here: as it stands"),
+        "payload": cleaned(header.kind) + ("" if header.kind in known else ", an unknown class: shown undecoded"),
         "bytes": f"{len(data):,} = prelude {PRELUDE}, sections {stored:,}, digest {DIGEST}, "
         f"header and padding {len(data) - PRELUDE - stored - DIGEST:,}",
         "format": parsed.version,
         "digest": parsed.digest.hex(),
-        "layout": "none: names and shapes stand in the frame"
+        "layout": "none: the frame contains names and shapes"
         if parsed.layout_hash == NO_HASH
         else parsed.layout_hash.hex(),
         "base": "none" if parsed.base_hash == NO_HASH else f"{parsed.base_hash.hex()} (the message this one answers)",
@@ -69,7 +69,7 @@ def _lines(header: Header, kind: type[Any] | None) -> Iterator[tuple[str, str]]:
         try:
             yield from list(_described(part, item, name))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, RecursionError):
-            yield name, "not what this version writes"
+            yield name, "not written by this version"
 
 
 def _described(kind: Kind, item: Any, path: str) -> Iterator[tuple[str, str]]:

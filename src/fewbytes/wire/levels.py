@@ -85,7 +85,7 @@ def decode_levels(source: Source, header: Any, folds: Sequence[Shape], kept: Kep
     widths = [width(fold) for fold in folds]
     flat = coding.decode_numbers(source, numbers_header, sum(widths), np.uint8, None, False).view(np.int8)
     if flat.size and (flat.min() < -APART or flat.max() > GREATEST):
-        raise FrameError("coding", "how large levels are is out of bounds")
+        raise FrameError("coding", "the scale numbers of levels are out of bounds")
     numbers = np.split(flat, np.cumsum(widths)[:-1]) if widths else []
     classes = _classes(numbers, folds, kept)
     np.clip(classes, low, high, out=classes)
@@ -98,7 +98,7 @@ def decode_levels(source: Source, header: Any, folds: Sequence[Shape], kept: Kep
     try:
         coder = constriction.stream.stack.AnsCoder(np.frombuffer(data, "<u4").astype(np.uint32))
     except ValueError:  # it ends in a zero
-        raise FrameError("padding", "coded levels end in what no coder writes") from None
+        raise FrameError("padding", "coded levels end in a zero word") from None
     models = [_model(table) for table in tables]
     symbols = np.empty(classes.size, np.uint8)
     for start in range(0, symbols.size, BLOCK):

@@ -129,7 +129,7 @@ def rounded_values(
         raise FrameError("coding", "the steps of rounded values are out of bounds")
     here = [place for place, way in zip(places, ways, strict=True) if way]
     if max(ways, default=0) > DIFFERENCE or not all(DTYPES[place.entry.dtype].is_floating_point for place in here):
-        raise FrameError("type", "what is rounded are not numbers between others")
+        raise FrameError("type", "rounded values are not floating-point numbers")
     magnitudes, negative = decode_levels(source, inner, [fold(p.entry.shape) for p in here], [p.kept for p in here])
     parts = iter(torch.from_numpy(_rounded(magnitudes, negative, step, points)).split([p.size for p in here]))
     out: list[Tensor | None] = []

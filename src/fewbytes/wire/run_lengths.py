@@ -83,7 +83,7 @@ def decode_bits(source: Source, header: Any, size: int) -> Array:
         mask = np.full(size, kind == RUNS_BEFORE_ZEROS)
         mask[positions] = kind == RUNS_BEFORE_ONES
     if int(np.count_nonzero(mask)) != ones:
-        raise FrameError("coding", "a mask has another number of ones than it says")
+        raise FrameError("coding", "a mask has another number of ones than stated")
     return mask
 
 

@@ -195,7 +195,7 @@ def _compiled(cls: Any, known: dict[Any, Kind]) -> Kind:
     for name in (f.name for f in dataclasses.fields(cls)):
         if (kind := _kind(hints[name], known)) is None:
             bare = typing.get_type_hints(cls)[name]
-            raise MethodError(f"{cls.__name__}.{name}: {type_text(bare)} cannot travel; what can: {TRAVELS}")
+            raise MethodError(f"{cls.__name__}.{name}: {type_text(bare)} cannot travel; supported: {TRAVELS}")
         marks = frozenset(mark for mark in getattr(hints[name], "__metadata__", ()) if isinstance(mark, str))
         fields.append(Field(name, kind, marks))
     found.fields = tuple(fields)

@@ -56,7 +56,7 @@ def size_of(data: Buffer) -> int:
 def deflate(plane: Array) -> bytes | None:
     """The plane compressed by zstandard, or None if that saves nothing.
 
-    A hash table of 64 places finds runs but hardly any other match: on byte planes that is both faster and smaller than
+    A hash table of 64 places finds runs and few other matches: on byte planes that is both faster and smaller than
     any compression level, because the only gain is from byte frequencies. Noise is skipped at memory speed.
     """
     data = np.ascontiguousarray(plane).data.cast("B")
@@ -85,5 +85,5 @@ def get_plane(source: Source, flag: Any, size: int, dtype: Any) -> Array:
     if flag:
         return np.frombuffer(inflate(section, nbytes), dtype)
     if section.nbytes != nbytes:
-        raise FrameError("length", f"a section of {section.nbytes} bytes stands where {nbytes} must")
+        raise FrameError("length", f"a section of {section.nbytes} bytes has to have {nbytes}")
     return np.frombuffer(section, dtype)

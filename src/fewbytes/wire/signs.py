@@ -69,7 +69,7 @@ class Signs:
             raise FrameError("header", "signs are malformed")
         entries = reader.entries(header[0])
         if any(entry.dtype != "float32" for entry in entries):
-            raise FrameError("type", "signs stand for float32 values")
+            raise FrameError("type", "signs must represent float32 values")
         reader.spend_dense(entries)
         sizes = [entry.size for entry in entries]
         signed = reader.bits(header[1], sum(sizes))

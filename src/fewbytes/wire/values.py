@@ -219,7 +219,7 @@ class FrameReader:
                 case _:
                     raise FrameError("header", "an entry of a value is malformed")
         if len({entry.name for entry in entries}) != len(entries):
-            raise FrameError("header", "an entry stands twice in a value")
+            raise FrameError("header", "a value has an entry twice")
         return entries
 
     def numbers(self, header: Any, dtype: torch.dtype, sizes: Sequence[int], bases: Sequence[Array | None]) -> Tensor:

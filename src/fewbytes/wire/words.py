@@ -9,7 +9,7 @@ RAW, PLANES, DIFFERENCES, ROUNDED, CHANGES = 0, 1, 2, 3, 4
 UNROUNDED, ITSELF, DIFFERENCE = 0, 1, 2
 """How a tensor among rounded numbers travels: unchanged, rounded, or as a rounded difference."""
 CODINGS = {
-    RAW: "raw", PLANES: "planes", DIFFERENCES: "difference to the base", CHANGES: "what differs from the base"
+    RAW: "raw", PLANES: "planes", DIFFERENCES: "difference to the base", CHANGES: "changes from the base"
 }  # fmt: skip
 SHOWN = 40  # maximum number of entries listed
 
