@@ -130,7 +130,7 @@ def gives_nothing(self, state, problem):
         ),
         (
             {"promises": fb.Promises(), "__annotations__": {"promises": fb.Promises}},
-            "promises is no hyper-parameter but what it is, as",
+            "promises is no hyper-parameter but a property of the method",
         ),
         ({"round": rebinds}, r"test_class_checks.py, line \d+: Mine.round .*`state` .*state.… = …"),
         ({"train": restates}, "Mine.train .*`state`"),

@@ -78,7 +78,7 @@ LIES: dict[str, tuple[str, int, type, Callable[[Any], Any], str]] = {
     ),
     "an adaptor with more": (
         "fusefl", 1, fusefl.Trained,
-        lambda r: part(r, adaptor=fb.Dense(r.branch.adaptor.state | {"more": torch.ones(1)})), "too many",
+        lambda r: part(r, adaptor=fb.Dense(r.branch.adaptor.state | {"more": torch.ones(1)})), "unexpected",
     ),
     "an adaptor times -30": (
         "fusefl", 1, fusefl.Trained,

@@ -104,7 +104,7 @@ def likely_mistakes(cls: type, base: type) -> Iterator[str]:
             continue
         where = f"{place_of(value)}: {cls.__name__}.{name}"
         if (state := _state(name, value)) and _assigns(written, state):
-            yield f"{where} rebinds `{state}`, which is lost when it returns: change its fields, {state}.… = …"
+            yield f"{where} rebinds `{state}` and loses the value when it returns: change its fields, {state}.… = …"
         if name in _GIVES and not _returns(value, written):
             yield f"{where} returns nothing: is `return` missing?"
 

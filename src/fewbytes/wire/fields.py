@@ -164,7 +164,7 @@ def unpack(
     {'w': tensor([ 0.5000, -2.0000])}
     >>> fb.unpack(fb.Masked, data)
     Traceback (most recent call last):
-    fewbytes.base.errors.FrameError: the frame holds a 'Dense', expected a 'Masked' [type]
+    fewbytes.base.errors.FrameError: the frame contains a 'Dense', expected a 'Masked' [type]
     """
     parsed = data if isinstance(data, Parsed) else Parsed(data, max(MOST_ITEMS, limit // PER_ITEM))
     if parsed.header.kind != cls.__name__:
