@@ -64,7 +64,7 @@ def curve(method: str, parameters: dict, spread: float, seconds: float, seed: in
     watcher, task = Enough(seconds), find(experiment).task
     how = replace(experiment.run, workers=1, save_models=False, watcher=watcher)
     with suppress(KeyboardInterrupt):
-        run_with(Run.of(experiment.made(), task, how, experiment.policy))
+        run_with(Run.of(experiment.build_method(), task, how, experiment.policy))
     return watcher.points
 
 

@@ -98,7 +98,7 @@ def here(mb: int, rounds: int) -> Seconds:
     seen, task = Seconds(), find(experiment).task
     with tempfile.TemporaryDirectory() as folder:
         fb.run(
-            experiment.made(), task, rounds=rounds, out=folder, workers=1, coded=False, evaluate_every=10**6,
+            experiment.build_method(), task, rounds=rounds, out=folder, workers=1, coded=False, evaluate_every=10**6,
             save_models=False, watcher=seen,
         )  # fmt: skip
     return seen

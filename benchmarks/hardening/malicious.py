@@ -180,7 +180,7 @@ def run(
     """What a run comes to: the honest clients' accuracy, the backdoor's success, who was named and in which round."""
     system, notes = experiment_of(name, alpha, seed), Notes()
     experiment, task = system.experiment, system.task
-    method = lying(experiment.made(), malicious, kind) if malicious else experiment.made()
+    method = lying(experiment.build_method(), malicious, kind) if malicious else experiment.build_method()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = dataclasses.replace(

@@ -28,7 +28,12 @@ def run(name: str, seed: int, bits: float | None, workers: int | None) -> fb.Res
     experiment = make_experiment({"method": name, "seed": seed, **SETTINGS.get(name, {})})
     settings = {} if bits is None else {"uplink_bits": str(bits)}
     return fb.run(
-        experiment.made(), find(experiment).task, rounds=METHODS[name], workers=workers, save_models=False, **settings
+        experiment.build_method(),
+        find(experiment).task,
+        rounds=METHODS[name],
+        workers=workers,
+        save_models=False,
+        **settings,
     )
 
 

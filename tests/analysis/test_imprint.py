@@ -43,7 +43,7 @@ def test_images_come_back_in_clear_fewer_from_a_sum_and_the_control_succeeds(run
 def test_trained_honestly_a_first_layer_stays_near_and_one_made_for_it_does_not(run):
     experiment = experiment_of(run)
     task = find(experiment).task
-    trained = fb.run(experiment.made(), task, rounds=15, evaluate_every=15, workers=1, save_models=False)
+    trained = fb.run(experiment.build_method(), task, rounds=15, evaluate_every=15, workers=1, save_models=False)
     first, _ = made_for_it(task)
     near, far = drift(task.problem, 0, state_of(trained.global_model)), drift(task.problem, 0, first)
     assert near < 0.9 < far
@@ -68,7 +68,7 @@ def test_a_node_refuses_a_model_whose_first_layer_is_made_for_it(run, tmp_path):
     from fewbytes.running.settings import Settings
 
     experiment = experiment_of(run)
-    method, task = experiment.made(), find(experiment).task
+    method, task = experiment.build_method(), find(experiment).task
     grid = MemoryGrid(client_app(method, task, tmp_path / "nodes"), CLIENTS)
     grid.config = {"max-drift": "0.9"}
     policy = fb.Policy(round_timeout=2, connect_timeout=2, retries=0)

@@ -104,7 +104,7 @@ def test_shadow_models_are_trained_under_the_run_s_noise_and_the_control_is_not(
     run = configured(tmp_path, "fedavg", **TERMS, dp="of=samples,epsilon=0.05,delta=1e-5,clip=1,noise=seeded")
     experiment = experiment_of(run)
     task = find(experiment).task
-    both = pools(experiment.made(), task, 0, [each.train for each in task.data.clients], 1, QUICK)
+    both = pools(experiment.build_method(), task, 0, [each.train for each in task.data.clients], 1, QUICK)
     noisy, clear = (
         float((outputs(pool.learn(pool.x, pool.y, "a"), pool.x).argmax(1) == pool.y).double().mean()) for pool in both
     )

@@ -13,7 +13,7 @@ from commands import fewbytes
 from runs import configured
 
 import fewbytes as fb
-from fewbytes.analysis.poisoning import lying, poison, poisoned, stamped
+from fewbytes.analysis.poisoning import poison, poisoned, stamped, with_malicious
 from fewbytes.analysis.settings import Poisoning
 from fewbytes.core.site import Site
 from fewbytes.data import Split
@@ -38,7 +38,7 @@ def task(run) -> fb.Task:
 
 def sent(how: Poisoning, task: fb.Task, liar: int) -> dict[str, torch.Tensor]:
     """What client 1 replies to the first model in round 1, as its change, if `liar` lies."""
-    first, method = task.problem.first_state(), lying(fb.FedAvg(batch=20), [liar], how)
+    first, method = task.problem.first_state(), with_malicious(fb.FedAvg(batch=20), [liar], how)
     site = Site(task, 1, 1, "train")
     torch.manual_seed(site.seed)
     reply = method.train(None, Model(fb.Dense(first)), site)
@@ -129,14 +129,14 @@ ABLE = [
 
 @pytest.mark.parametrize("name", ABLE)
 def test_a_method_whose_clients_lie_keeps_its_name_and_hyper_parameters(name):
-    liar = lying(CASES[name], [0], Poisoning())
+    liar = with_malicious(CASES[name], [0], Poisoning())
     assert (liar.method_name, liar.parameters) == (CASES[name].method_name, CASES[name].parameters)
 
 
 @pytest.mark.parametrize("name", ["fedproto", "feddistill", "dgc", "fedpm", "separate", "clustered"])
 def test_a_method_whose_replies_hold_no_model_is_refused(name):
     with pytest.raises(fb.UserError, match="sends no models"):
-        lying(CASES[name], [0], Poisoning())
+        with_malicious(CASES[name], [0], Poisoning())
 
 
 def test_a_run_that_promises_privacy_keeps_its_noisy_mean(tmp_path):

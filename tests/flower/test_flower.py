@@ -356,7 +356,7 @@ def test_clients_tested_on_all_of_their_classes_score_alike_in_both_engines(tmp_
     own, held = (make_experiment(given | {"test": test}) for test in ("own-share", "held-classes"))
     assert "test" not in own.settings()
     assert held.settings()["test"] == "held-classes"
-    task, method = find(held).task, held.made()
+    task, method = find(held).task, held.build_method()
     local = fb.run(method, task, rounds=2, out=tmp_path / "local")
     grid = MemoryGrid(client_app(method, find(held).task, tmp_path / "nodes"), CLIENTS)
     settings = Settings(rounds=2, out=tmp_path / "flower")

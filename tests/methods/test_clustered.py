@@ -132,14 +132,14 @@ def test_what_cannot_be_clustered_is_refused():
         with pytest.raises(fb.UserError, match="clusters"):
             Clustered(inner)
     with pytest.raises(fb.UserError, match=r"genefl .*--set clusters=2"):
-        make_experiment({"method": "genefl", "clusters": 2}).made()
+        make_experiment({"method": "genefl", "clusters": 2}).build_method()
 
 
 def test_clusters_are_a_setting_of_any_experiment(tmp_path):
     experiment = make_experiment({"method": "fedper", "clusters": 2, "parameters": {"lr": "0.2"}})
-    assert experiment.made() == Clustered(fb.FedPer(lr=0.2), clusters=2)
+    assert experiment.build_method() == Clustered(fb.FedPer(lr=0.2), clusters=2)
     assert experiment.settings()["clusters"] == 2
-    result = fb.run(experiment.made(), tiny_task(), rounds=1, out=tmp_path / "run")
+    result = fb.run(experiment.build_method(), tiny_task(), rounds=1, out=tmp_path / "run")
     plain = fb.run(fb.FedPer(lr=0.2), tiny_task(), rounds=1, out=tmp_path / "plain")
     assert [each.summary["method"] for each in (result, plain)] == ["fedper in 2 clusters", "fedper"]
     assert [run.label for run in read_runs([tmp_path])] == ["fedper", "fedper in 2 clusters"]

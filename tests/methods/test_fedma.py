@@ -237,5 +237,5 @@ def test_on_digits_it_is_far_better_than_averaging_neurons_as_they_stand():
         parameters = {"epochs": 12, "lr": 0.05, "batch": 16, "momentum": 0.9, **more}
         settings = {"dataset": "digits", "clients": 5, "alpha": 0.1, "model": "mlp:hidden=40"}
         experiment = make_experiment({"method": method, "parameters": parameters, **settings})
-        accuracy[method] = fb.run(experiment.made(), find(experiment).task, rounds=1, workers=1).accuracy
+        accuracy[method] = fb.run(experiment.build_method(), find(experiment).task, rounds=1, workers=1).accuracy
     assert accuracy["fedma"] > accuracy["fedavg"] + 0.15

@@ -723,15 +723,15 @@ def test_replies_that_are_no_sums_are_an_error_that_says_what_they_hold():
 
 def test_it_is_a_setting_of_any_experiment_and_there_is_nothing_to_attack(tmp_path):
     given = {"method": "fedper", "secure_aggregation": True, "secure_range": 8.0, "parameters": {"lr": "0.2"}}
-    assert make_experiment(given).made() == SecureAggregation(fb.FedPer(lr=0.2), range=8.0)
+    assert make_experiment(given).build_method() == SecureAggregation(fb.FedPer(lr=0.2), range=8.0)
     with pytest.raises(fb.UserError, match=r"clusters .*each client"):
-        make_experiment(given | {"clusters": 2}).made()
-    result = fb.run(make_experiment(given).made(), tiny_task(), rounds=1, out=tmp_path / "run")
+        make_experiment(given | {"clusters": 2}).build_method()
+    result = fb.run(make_experiment(given).build_method(), tiny_task(), rounds=1, out=tmp_path / "run")
     assert result.summary["method"] == "fedper with secure aggregation"
     assert result.summary["score"]["kind"] == "personalised"
     experiment = make_experiment({"method": "fedavg", "dataset": "digits", "clients": 3, "secure_aggregation": True})
     found = find(experiment)
-    fb.run(experiment.made(), found.task, rounds=1, out=tmp_path / "digits", config=found.experiment.toml())
+    fb.run(experiment.build_method(), found.task, rounds=1, out=tmp_path / "digits", config=found.experiment.toml())
     with pytest.raises(fb.UserError, match="no fixed tensors"):
         attack(tmp_path / "digits", Attacking(model="lenet"))
 

@@ -151,13 +151,13 @@ def test_a_saved_model_on_another_backbone_is_refused(place, tmp_path):
     experiment = make_experiment(asked)
     found = find(experiment)
     task = found.task
-    fb.run(experiment.made(), task, rounds=1, workers=1, out=tmp_path / "run", about=found.about())
+    fb.run(experiment.build_method(), task, rounds=1, workers=1, out=tmp_path / "run", about=found.about())
     assert fb.load_model(tmp_path / "run") is not None
-    was = of_configuration(experiment.made(), task, "")
+    was = of_configuration(experiment.build_method(), task, "")
     write_language_model(tmp_path / "backbone", seed=1)
     with pytest.raises(fb.UserError, match=r"hf:.* differs"):
         fb.load_model(tmp_path / "run")
-    assert of_configuration(experiment.made(), find(make_experiment(asked)).task, "") != was
+    assert of_configuration(experiment.build_method(), find(make_experiment(asked)).task, "") != was
 
 
 def test_texts_are_classified_by_named_tensors(place, tmp_path):

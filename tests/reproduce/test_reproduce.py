@@ -271,7 +271,7 @@ def test_all_rows_of_genefl_s_tables_are_trained_alike_in_as_many_clusters(scale
     terms = ("fraction", "epochs", "lr", "batch", "momentum")
     for number in (1, 2, 3, 4):
         cells = table(f"genefl/table-{number}", scale).cells
-        methods = [make_experiment({**cell.settings, "seed": 1}).made() for cell in cells]
+        methods = [make_experiment({**cell.settings, "seed": 1}).build_method() for cell in cells]
         found = {(method.clusters, method.vectors, *(method.parameters[term] for term in terms)) for method in methods}
         assert found == {(4, 5, 0.2, 10, 0.01, 64, 0.9) if scale == "paper" else (2, 5, 0.25, 5, 0.01, 64, 0.9)}
 

@@ -64,7 +64,7 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
     client = how.client
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
-        method = experiment.made()
+        method = experiment.build_method()
         task = find(experiment).task
     if client not in task.problem.clients:
         raise UserError(f"there is no client {client}: the run has {len(task.problem.clients)} clients")

@@ -64,7 +64,7 @@ def imprint(run: Path, how: Imprinting | None = None, progress: Progress = lambd
     how = how or Imprinting()
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
-        method, task = experiment.made(), find(experiment).task
+        method, task = experiment.build_method(), find(experiment).task
     plain = method.inner if isinstance(method, SecureAggregation) else method
     if len(task.problem.sample_shape) != 3:
         raise UserError(f"only images can be rebuilt, and samples are of shape {task.problem.sample_shape}")

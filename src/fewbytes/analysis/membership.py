@@ -90,7 +90,7 @@ def membership(run: Path, how: Inferring | None = None, progress: Progress = lam
     how = how or Inferring()
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
-        method = experiment.made()
+        method = experiment.build_method()
         task = method.adapted(find(experiment).task)
         if task.data.learns != "classes":
             raise UserError(f"members are told by the loss of their class, and here {task.data.learns} are learnt")
@@ -107,8 +107,8 @@ def membership(run: Path, how: Inferring | None = None, progress: Progress = lam
         steps = 2 * how.shadows + 1
         progress(0, steps, "control")
         half = torch.arange(small.half)
-        control = told_apart(small, small.learn(small.x[half], small.y[half], "control"), how, progress, 0)
-        found = told_apart(pool, prepared(victim), how, progress, how.shadows + 1)
+        control = attack_figures(small, small.learn(small.x[half], small.y[half], "control"), how, progress, 0)
+        found = attack_figures(pool, prepared(victim), how, progress, how.shadows + 1)
     progress(steps, steps, "done")
     attacks = [
         {"attack": name, **found[name], "control_auc": control[name]["auc"], "control_tpr": control[name]["tpr"]}
@@ -184,7 +184,7 @@ def matched(mine: Tensor, theirs: Tensor, most: int, rng: np.random.Generator) -
     return rows[:, 0], rows[:, 1]
 
 
-def told_apart(pool: Pool, victim: nn.Module, how: Inferring, progress: Progress, done: int) -> dict[str, Any]:
+def attack_figures(pool: Pool, victim: nn.Module, how: Inferring, progress: Progress, done: int) -> dict[str, Any]:
     """By attack its figures: `auc`, and `tpr` at FALSE_ALARMS. `done`: models that were trained before."""
     loss, phi = pool.confidences(victim)
     n = 2 * pool.half

@@ -57,7 +57,7 @@ Progress = Callable[[int, int, str], None]
 """Hears how it goes: (rounds done, rounds in all, text)."""
 
 
-def lying(method: Method, clients: Collection[Id], how: Poisoning) -> Method:
+def with_malicious(method: Method, clients: Collection[Id], how: Poisoning) -> Method:
     """The method, of which these clients lie in every reply that holds a model.
 
     That is one whose `theta` is Dense or Masked; the update starts from the entries of that name that the client was
@@ -163,7 +163,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
         found = find(experiment)
-        method, task = experiment.made(), found.task
+        method, task = experiment.build_method(), found.task
         clients, shape = len(task.problem.clients), task.data.test.shape
         if task.data.learns != "classes":
             raise UserError(f"poisoning needs a task with classes, and here {task.data.learns} are learnt")
@@ -177,7 +177,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
         if number >= clients:
             raise UserError(f"{number} of {clients} clients would be malicious: leave an honest one (share)")
         liars = sorted(stream(how.seed, "poison", "liars").choice(clients, number, replace=False).tolist())
-        liar = lying(method, liars, how)
+        liar = with_malicious(method, liars, how)
         rules = [Rule(), *how.aggregate]
         if experiment.run.dp is not None and len(rules) > 1:
             raise UserError(

@@ -90,7 +90,7 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
             del _served[old]
         with only_allowed(*allowed, anywhere=False):
             experiment = make_experiment(settings)
-            method, found = experiment.made(), find(experiment, None if me is None else (int(me),))
+            method, found = experiment.build_method(), find(experiment, None if me is None else (int(me),))
             task = method.adapted(found.task)
             _served[key] = Served(key, method, task, tuple(allowed), json.dumps(settings, sort_keys=True))
         if me is not None:

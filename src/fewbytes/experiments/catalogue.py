@@ -92,7 +92,9 @@ def payloads(frame: Path) -> dict[str, type[Any]]:
     """Payload classes by name, of the method whose run the frame belongs to. For other frames, and methods that cannot
     be made here: of all methods, except names that mean different classes in different methods."""
     try:
-        handlers = make_experiment(read_experiment(frame.absolute().parent.parent / "config.toml")).made().handlers()
+        handlers = (
+            make_experiment(read_experiment(frame.absolute().parent.parent / "config.toml")).build_method().handlers()
+        )
     except UserError:
         handlers = [handler for method in METHODS.values() for handler in handlers_of(method)]
     found: dict[str, type[Any]] = {}

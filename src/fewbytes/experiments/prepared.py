@@ -30,7 +30,7 @@ class PreparedRun:
         experiment = make_experiment(settings)
         self.found = find(experiment, here) if task is None else Found(experiment, task)
         self.experiment, self.task = self.found.experiment, self.found.task
-        self.method = self.experiment.made()
+        self.method = self.experiment.build_method()
         picked = ", ".join(_picked(settings, self.experiment))
         text = f"{self.method.method_name} uses {picked} by default; change it with --model or --set"
         self._picked = [text] if picked else []

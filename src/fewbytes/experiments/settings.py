@@ -57,7 +57,7 @@ class Experiment:
     def _parameters(self) -> dict[str, Any]:
         return make_method(self.method, self.parameters).parameters
 
-    def made(self) -> Method:
+    def build_method(self) -> Method:
         """The method, wrapped in clusters or secure aggregation if requested. Raises UserError."""
         method, clusters = make_method(self.method, self.parameters), self.model.clusters
         if self.model.secure_aggregation:

@@ -45,7 +45,7 @@ class Found:
             self.experiment.run, out=out, resume=resume, from_round=from_round, config=self.experiment.toml(),
             about=self.about(), watcher=watcher,
         )  # fmt: skip
-        return Run.of(self.experiment.made(), self.task, settings, self.experiment.policy)
+        return Run.of(self.experiment.build_method(), self.task, settings, self.experiment.policy)
 
     def about(self) -> dict[str, Any]:
         """Entries of result.json about the task."""
@@ -95,7 +95,7 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None) -> Found:
         agreed = {**agreed, "normalisation": str(build.normalisation)}
     task = _task(build, model, data, agreed, _objective(experiment.learning, data))
     _check_models(build, task, experiment)
-    method = experiment.made()
+    method = experiment.build_method()
     task = method.promising(task, experiment.run.dp, method.planned_rounds(experiment.run.rounds))
     return Found(experiment, task, tuple(loading.notes))
 
@@ -103,7 +103,7 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None) -> Found:
 def _model_name(experiment: Experiment, data: FederatedData) -> str:
     """The given model, or the default for the method and the data."""
     shape = data.test.shape
-    usual = experiment.made().model_for(shape)
+    usual = experiment.build_method().model_for(shape)
     usual = convolutional(usual, shape) if experiment.model.kgf else usual
     return experiment.model.model or {"boxes": "yolox-s", "masks": "unet"}.get(data.learns, usual)
 

@@ -45,11 +45,11 @@ from fewbytes.methods.parts.clusters import (
     Grouping,
     Similarity,
     Subspace,
-    alike,
     check_clusters,
     clusters_of,
     described,
     nearest,
+    of_one_shape,
     spanned_by,
 )
 from fewbytes.models.fisher import fisher_diagonal
@@ -182,7 +182,7 @@ class GeneFL(Method):
     def start(self, state: Genes, net: Network) -> None:
         """Algorithm 2, lines 1-2."""
         if self.clusters > 1:
-            state.subspaces = alike(
+            state.subspaces = of_one_shape(
                 net.call(self.describe, to=net.clients, check=spanned_by(self.vectors)), net.problem
             )
         state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, self.grouping, net)

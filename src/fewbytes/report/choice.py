@@ -13,7 +13,7 @@ from fewbytes.report import pieces
 from fewbytes.report.charts import score_axis
 from fewbytes.report.folder import Guess, RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
-from fewbytes.report.table import alike, megabytes
+from fewbytes.report.table import grouped_by, megabytes
 
 CAVEAT = "Each method ran once: another seed may change the order of close results."
 TRAINING = ("rounds", "epochs", "steps", "lr", "batch", "momentum", "fraction")
@@ -168,7 +168,7 @@ def _cost(point: Point) -> str:
 
 
 def _kinds(runs: Sequence[RunFolder]) -> list[str]:
-    if len(alike(runs, lambda run: (run.fact("dataset"), run.partition, run.metric))) > 1:
+    if len(grouped_by(runs, lambda run: (run.fact("dataset"), run.partition, run.metric))) > 1:
         return []
     return [kind for kind in WORDS if sum(len(_points(kind, runs, over)) for over in (False, True)) > 1]
 

@@ -289,14 +289,14 @@ def read_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
             folders |= {Path(os.path.realpath(child)): child for child in inside}
         else:
             folders.setdefault(Path(os.path.realpath(path)), path)
-    return _told_apart([read_run(path) for path in folders.values()])
+    return _distinctly_labelled([read_run(path) for path in folders.values()])
 
 
 def _is_run(path: Path) -> bool:
     return (path / "config.toml").is_file() and (path / "rounds.jsonl").is_file()
 
 
-def _told_apart(runs: Sequence[RunFolder]) -> list[RunFolder]:
+def _distinctly_labelled(runs: Sequence[RunFolder]) -> list[RunFolder]:
     alike: dict[str, list[RunFolder]] = defaultdict(list)
     for run in runs:
         alike[run.label].append(run)

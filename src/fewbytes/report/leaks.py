@@ -40,7 +40,7 @@ class Leak:
 
 
 @dataclass(frozen=True)
-class Told:
+class InferredMembers:
     """Membership inference of a run, and sentences about it."""
 
     label: str
@@ -58,9 +58,11 @@ class PoisonedRun:
     words: list[str]
 
 
-def told(runs: Sequence[RunFolder]) -> list[Told]:
+def inferred(runs: Sequence[RunFolder]) -> list[InferredMembers]:
     """Every run with membership inference."""
-    return [Told(run.label, run.membership, membership_words(run.membership)) for run in runs if run.membership]
+    return [
+        InferredMembers(run.label, run.membership, membership_words(run.membership)) for run in runs if run.membership
+    ]
 
 
 def poisoned(runs: Sequence[RunFolder]) -> list[PoisonedRun]:
@@ -101,7 +103,7 @@ def poison_words(result: Poison) -> list[str]:
     backdoor = result["poison"] == "backdoor"
     control, *rules = result["poisoned"]
 
-    def told(row: Poisoned) -> str:
+    def figures(row: Poisoned) -> str:
         instead = f"instead of {percent(result['clean']['accuracy'])}"
         score = "the run diverges" if row["accuracy"] is None else f"accuracy {percent(row['accuracy'])} {instead}"
         refused = f" ({row['refused']} malicious replies refused)" if row["refused"] else ""
@@ -109,11 +111,11 @@ def poison_words(result: Poison) -> list[str]:
 
     if not succeeds(result):
         weak = "succeeds in less than 80 %" if backdoor else "costs less than 20 points"
-        return [f"Void: with the mean, {told(control)}: an attack that {weak} cannot test a rule."]
-    words = [f"With the mean the attack succeeds: {told(control)}."]
+        return [f"Void: with the mean, {figures(control)}: an attack that {weak} cannot test a rule."]
+    words = [f"With the mean the attack succeeds: {figures(control)}."]
     for row in rules:
         withstood = "withstands it" if withstands(result, row) else "does not withstand it"
-        words.append(f"{row['rule']} {withstood}: {told(row)}.")
+        words.append(f"{row['rule']} {withstood}: {figures(row)}.")
     return words
 
 

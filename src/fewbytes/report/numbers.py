@@ -38,16 +38,16 @@ def _rows(trace: Trace) -> Iterator[tuple[str, list[str]]]:
         names = [unescape(str(name)) for name in trace.get("x", range(len(trace["z"][0]) if len(trace["z"]) else 0))]
         for name, values in zip(trace.get("y", range(len(trace["z"]))), trace["z"], strict=True):
             pairs = spread(list(zip(names, values, strict=True)), MOST)
-            yield unescape(str(name)), [", ".join(f"{across}: {_said(value)}" for across, value in pairs)]
+            yield unescape(str(name)), [", ".join(f"{across}: {_text(value)}" for across, value in pairs)]
         return
     name = _name(trace)
     across, up = trace.get("x") or [], trace.get("y") or []
     if trace["type"] == "box":
         least, *_, most = sorted(across)
-        yield name, [f"{_said(least)} to {_said(most)}, the middle {_said(sorted(across)[len(across) // 2])}"]
+        yield name, [f"{_text(least)} to {_text(most)}, the middle {_text(sorted(across)[len(across) // 2])}"]
     elif len(across) and len(up):
         pairs = spread(list(zip(across, up, strict=True)), MOST)
-        yield name, ["; ".join(f"{_said(x)}: {_said(y)}" for x, y in pairs)]
+        yield name, ["; ".join(f"{_text(x)}: {_text(y)}" for x, y in pairs)]
 
 
 def _name(trace: Trace) -> str:
@@ -57,5 +57,5 @@ def _name(trace: Trace) -> str:
     return unescape(str(trace.get("name") or first or next(iter(trace.get("text") or [""]), "")))
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "—" if value is None else unescape(str(value))

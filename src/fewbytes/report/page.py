@@ -31,7 +31,7 @@ from fewbytes.report.document import document
 from fewbytes.report.folder import Direction, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.records import Partition, Probed
-from fewbytes.report.table import KINDS, alike, badges, majority_rows
+from fewbytes.report.table import KINDS, badges, grouped_by, majority_rows
 from fewbytes.running.rounding import MEASURED, rounded_rows
 
 METRICS = {
@@ -193,8 +193,8 @@ def _page(runs: Sequence[RunFolder]) -> str:
         notes=notes.noted(runs),
         probes=_probes(runs, charts),
         leaks=leaks.section(runs),
-        told=leaks.told(runs),
-        lied=leaks.poisoned(runs),
+        inferred=leaks.inferred(runs),
+        poisoned=leaks.poisoned(runs),
         pictures=pictures.section(runs, charts),
         labels=_labels(runs, charts),
         versions=_versions(runs),
@@ -384,7 +384,7 @@ def _probes(runs: Sequence[RunFolder], charts: Charts) -> Probes | None:
 
 
 def _labels(runs: Sequence[RunFolder], charts: Charts) -> Labels | None:
-    groups = alike(runs, lambda run: run.partition)
+    groups = grouped_by(runs, lambda run: run.partition)
     if not groups:
         return None
     names = {str(index): ", ".join(run.label for run in group) for index, (group, _) in enumerate(groups)}
@@ -418,7 +418,7 @@ def _sizes(partition: Partition) -> list[tuple[str, float | None, float | None]]
 
 
 def _versions(runs: Sequence[RunFolder]) -> Versions | None:
-    groups = alike(runs, lambda run: (run.result or {}).get("versions"))
+    groups = grouped_by(runs, lambda run: (run.result or {}).get("versions"))
     if not groups:
         return None
     names = [", ".join(run.label for run in group) if len(groups) > 1 else "version" for group, _ in groups]

@@ -201,14 +201,14 @@ def _rounded(runs: Sequence[RunFolder]) -> list[str]:
 
 def majority_rows(runs: Sequence[RunFolder]) -> list[tuple[str, dict[str, float | None]]]:
     """The accuracy of always guessing the majority class, by kind; one row unless the runs' data differ."""
-    groups = alike(runs, lambda run: (run.result or {}).get("majority_class_accuracy") or None)
+    groups = grouped_by(runs, lambda run: (run.result or {}).get("majority_class_accuracy") or None)
     return [
         ("majority class" if len(groups) == 1 else f"majority class: {', '.join(run.label for run in group)}", value)
         for group, value in groups
     ]
 
 
-def alike(runs: Sequence[RunFolder], value: Callable[[RunFolder], T | None]) -> list[tuple[list[RunFolder], T]]:
+def grouped_by(runs: Sequence[RunFolder], value: Callable[[RunFolder], T | None]) -> list[tuple[list[RunFolder], T]]:
     """The runs grouped by an equal value, in order; those without one are left out."""
     groups: list[tuple[list[RunFolder], T]] = []
     for run in runs:

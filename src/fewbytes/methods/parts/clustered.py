@@ -31,11 +31,11 @@ from fewbytes.methods.parts.clusters import (
     Grouping,
     Similarity,
     Subspace,
-    alike,
     check_clusters,
     clusters_of,
     described,
     nearest,
+    of_one_shape,
     spanned_by,
 )
 from fewbytes.methods.parts.wrapper import Wrapper, packed, unpacked
@@ -91,7 +91,7 @@ class Clustered(Wrapper):
 
     def start(self, state: Clusters, net: Network) -> None:
         if self.clusters > 1:
-            state.subspaces = alike(
+            state.subspaces = of_one_shape(
                 net.call(self.describe, to=net.clients, check=spanned_by(self.vectors)), net.problem
             )
         state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, self.grouping, net)

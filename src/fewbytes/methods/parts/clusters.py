@@ -79,7 +79,7 @@ def spanned_by(vectors: int) -> Callable[[Id, Subspace], None]:
     return check
 
 
-def alike(replies: Iterable[tuple[Id, Subspace]], problem: Problem) -> dict[Id, Subspace]:
+def of_one_shape(replies: Iterable[tuple[Id, Subspace]], problem: Problem) -> dict[Id, Subspace]:
     """The clients' subspaces. Raises UserError, as it reads it, for one of samples of another shape."""
     found: dict[Id, Subspace] = {}
     shape = None if problem.sample is None else problem.sample_shape

@@ -120,7 +120,7 @@ class SummingNetwork(Network):
             if dealt[i].keys() != set(asked[i]):
                 raise MethodError(f"client {i} dealt no shares to those it was asked to")
         needed = {i: threshold(len(these)) for i, these in asked.items()}
-        others = going_on({i: [j for j in asked[i] if j in dealt] for i in dealt}, needed)
+        others = continuing({i: [j for j in asked[i] if j in dealt] for i in dealt}, needed)
         enough(len(others), len(cohort))
         exchange = Exchange(keys, digests, others, needed, {i: keys[i].samples if weighed else 1 for i in others})
         shares = {i: ByClient.of({j: dealt[j][i] for j in these}) for i, these in others.items()}
@@ -241,7 +241,7 @@ def enough(count: int, asked: int) -> None:
         raise TooFewReplies(too_few(f"{count} of {asked} clients, of at least {LEAST}"))
 
 
-def going_on(others: dict[Id, list[Id]], needed: Mapping[Id, int]) -> dict[Id, list[Id]]:
+def continuing(others: dict[Id, list[Id]], needed: Mapping[Id, int]) -> dict[Id, list[Id]]:
     """Of clients, by those neighbours that have dealt shares, who can go on, and with whom: each with as many as are
     `needed`."""
     while few := {i for i, these in others.items() if len(these) < needed[i]}:
