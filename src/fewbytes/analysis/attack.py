@@ -88,7 +88,7 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
     rows = sorted(stream(how.seed, "attack", "images").choice(len(split), how.images, replace=False).tolist())
     images, labels = split.take(rows).load(task.problem.device)
     found: list[dict[str, Any]] = []
-    made = []
+    reconstructed = []
     for i, (row, image, label) in enumerate(zip(rows, images.double(), labels.tolist(), strict=True)):
         progress(i, len(rows), f"image {i + 1}/{len(rows)}")
         with seeded(how.seed, "attack", row):
@@ -98,8 +98,8 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
             recovered = label_of(attacker, observed)
             known = label if recovered is None else recovered
             x, loss = reconstruct(attacker, observed, known, split.shape, how.iterations, how.restarts, seen)
-        made.append(x[0].clamp(0, 1))
-        figures = {"loss": _finite(loss), "psnr": _finite(psnr(image, made[-1]))}
+        reconstructed.append(x[0].clamp(0, 1))
+        figures = {"loss": _finite(loss), "psnr": _finite(psnr(image, reconstructed[-1]))}
         found.append({"sample": row, "label": label, "recovered_label": recovered} | figures)
     control = found[0]["psnr"]
     if how.noise or seen is not None or len(shared) < len(parameters):
@@ -125,7 +125,7 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
         "attacked": found,
     }
     with replacing(run / "attack.png") as picture, replacing(run / "attack.json") as file:
-        picture.write(drawn(list(images.cpu()), [image.cpu() for image in made], values))
+        picture.write(drawn(list(images.cpu()), [image.cpu() for image in reconstructed], values))
         file.write(json.dumps(result, indent=2).encode())
     return result
 
@@ -182,8 +182,8 @@ def recovered_label(bias_gradient: Tensor) -> int:
 def label_of(model: nn.Module, observed: Mapping[str, Tensor]) -> int | None:
     """The label by the bias of the model's last Linear; None if that is not observed, or no negative entry of it."""
     biases = [f"{name}.bias" for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][-1:]
-    told = biases and biases[0] in observed and bool((observed[biases[0]] < 0).any())
-    return recovered_label(observed[biases[0]]) if told else None
+    recovered = biases and biases[0] in observed and bool((observed[biases[0]] < 0).any())
+    return recovered_label(observed[biases[0]]) if recovered else None
 
 
 def matching_loss(
@@ -293,11 +293,11 @@ def _networks(how: Attacking, task: Task, run: Path) -> tuple[nn.Module, nn.Modu
 def _untrained(model: str, task: Task, seed: int, whose: str) -> nn.Module:
     """A model by name. Batch normalisation stays as it is made: drawn too, it would let no gradient reach the image."""
     with seeded(seed, "attack", whose):
-        made = build_model(model, task.problem.sample_shape, len(task.data.classes))
-        for layer in made.modules():
+        network = build_model(model, task.problem.sample_shape, len(task.data.classes))
+        for layer in network.modules():
             for parameter in layer.parameters(recurse=False) if isinstance(layer, (nn.Conv2d, nn.Linear)) else ():
                 nn.init.uniform_(parameter, -WEIGHTS, WEIGHTS)
-    return made
+    return network
 
 
 def _finite(value: float) -> float | None:

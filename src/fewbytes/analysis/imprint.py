@@ -68,7 +68,7 @@ def imprint(run: Path, how: Imprinting | None = None, progress: Progress = lambd
     plain = method.inner if isinstance(method, SecureAggregation) else method
     if len(task.problem.sample_shape) != 3:
         raise UserError(f"only images can be rebuilt, and samples are of shape {task.problem.sample_shape}")
-    first, measured = made_for_it(task)
+    first, measured = imprinted_model(task)
     clients = list(task.problem.clients)[: how.clients]
     images = {i: task.data.clients[i].train.load("cpu")[0] for i in clients}
     of_each: dict[Id, int] = {}
@@ -116,19 +116,19 @@ def first_layer(model: nn.Module) -> tuple[str, str]:
     return f"{layers[0][0]}.", f"{layers[1][0]}."
 
 
-def made_for_it(task: Task) -> tuple[State, Task]:
+def imprinted_model(task: Task) -> tuple[State, Task]:
     """A first model whose units measure the brightness of images, and the task that begins with it."""
     model, state = task.problem.on_cpu().model(0), task.problem.first_state(0)
     one, two = first_layer(model)
     weights = state[f"{one}weight"]
-    levels = task.data.test.load("cpu")[0].flatten(1).mean(1) if len(task.data.test) else torch.rand(1000)
-    bins = levels.double().quantile(torch.linspace(0, 1, len(weights) + 2).double()[1:-1])
-    made = dict(state)
-    made[f"{one}weight"] = torch.full_like(weights, 1 / weights.shape[1])
-    made[f"{one}bias"] = -bins.to(weights.dtype)
-    made[f"{two}weight"] = state[f"{two}weight"].mean(1, keepdim=True).expand_as(state[f"{two}weight"]).clone()
-    problem = dataclasses.replace(task.problem, pretrained=Pretrained("imprint", made, "imprint"))
-    return made, Task(problem, task.data)
+    brightness = task.data.test.load("cpu")[0].flatten(1).mean(1) if len(task.data.test) else torch.rand(1000)
+    bins = brightness.double().quantile(torch.linspace(0, 1, len(weights) + 2).double()[1:-1])
+    imprinted = dict(state)
+    imprinted[f"{one}weight"] = torch.full_like(weights, 1 / weights.shape[1])
+    imprinted[f"{one}bias"] = -bins.to(weights.dtype)
+    imprinted[f"{two}weight"] = state[f"{two}weight"].mean(1, keepdim=True).expand_as(state[f"{two}weight"]).clone()
+    problem = dataclasses.replace(task.problem, pretrained=Pretrained("imprint", imprinted, "imprint"))
+    return imprinted, Task(problem, task.data)
 
 
 def changed(experiment: Experiment, method: Method, task: Task, first: State, clients: Sequence[Id]) -> State:
@@ -152,9 +152,9 @@ def rebuilt(change: State, first: State, images: Tensor) -> int:
     weights, biases = -(weights.diff(dim=0)), -(biases.diff(dim=0))
     weights = torch.cat([weights, change[f"{name}weight"].double()[-1:]])
     biases = torch.cat([biases, change[f"{name}bias"].double()[-1:]])
-    told = weights[biases.abs() > 0] / biases[biases.abs() > 0, None]
+    candidates = weights[biases.abs() > 0] / biases[biases.abs() > 0, None]
     flat, found = images.double().flatten(1), set[int]()
-    for each in told:
+    for each in candidates:
         nearest = int((flat - each).square().sum(1).argmin())
         if psnr(flat[nearest], each) >= RECOGNISED:
             found.add(nearest)

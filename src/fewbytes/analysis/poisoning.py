@@ -64,12 +64,12 @@ def with_malicious(method: Method, clients: Collection[Id], how: Poisoning) -> M
     sent, others from 0. Raises UserError for a method without such replies.
     """
     cls = type(method)
-    told = {name: _lie(function, clients, how) for name, function in _handlers(cls).items()}
-    if not told:
+    handlers = {name: _malicious(function, clients, how) for name, function in _handlers(cls).items()}
+    if not handlers:
         raise UserError(f"{method.method_name} sends no models that malicious clients could change")
     values = {f.name: getattr(method, f.name) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    liar: type[Method] = type(cls.__name__, (cls,), {"__module__": cls.__module__, **told})
-    return liar(**values)
+    malicious: type[Method] = type(cls.__name__, (cls,), {"__module__": cls.__module__, **handlers})
+    return malicious(**values)
 
 
 def _handlers(cls: type[Method]) -> dict[str, Callable[..., Any]]:
@@ -82,7 +82,7 @@ def _handlers(cls: type[Method]) -> dict[str, Callable[..., Any]]:
     return found
 
 
-def _lie(function: Callable[..., Any], clients: Collection[Id], how: Poisoning) -> Callable[..., Any]:
+def _malicious(function: Callable[..., Any], clients: Collection[Id], how: Poisoning) -> Callable[..., Any]:
     learnt = how.poison in ("labels", "backdoor")
 
     @functools.wraps(function)
@@ -93,13 +93,13 @@ def _lie(function: Callable[..., Any], clients: Collection[Id], how: Poisoning) 
             site.train = poisoned(site.train, how, len(site.problem.classes))
         reply = function(self, state, message, site)
         factor = how.factor or (len(site.problem.clients) / len(clients) if learnt else FACTOR)
-        lie = _told(getattr(reply, MODEL), entries_of(getattr(message, MODEL, None)), how, factor)
-        return dataclasses.replace(reply, **{MODEL: lie})
+        value = _poisoned_value(getattr(reply, MODEL), entries_of(getattr(message, MODEL, None)), how, factor)
+        return dataclasses.replace(reply, **{MODEL: value})
 
     return handler
 
 
-def _told(value: Dense | Masked, sent: Mapping[str, Tensor], how: Poisoning, factor: float) -> Dense | Masked:
+def _poisoned_value(value: Dense | Masked, sent: Mapping[str, Tensor], how: Poisoning, factor: float) -> Dense | Masked:
     """What a liar replies in place of a value; counters stay as they are."""
     honest = value.dense()
     start = {name: sent.get(name, torch.zeros(())).double() for name, v in honest.items() if v.is_floating_point()}
@@ -109,8 +109,8 @@ def _told(value: Dense | Masked, sent: Mapping[str, Tensor], how: Poisoning, fac
         factor *= _norm(update) / max(_norm(noise), 1e-12)
         update = noise
     sign = -1 if how.poison == "flip" else 1
-    lie = honest | {name: (at + sign * factor * update[name]).to(honest[name].dtype) for name, at in start.items()}
-    return Masked.of(lie, value.mask) if isinstance(value, Masked) else Dense(lie)
+    state = honest | {name: (at + sign * factor * update[name]).to(honest[name].dtype) for name, at in start.items()}
+    return Masked.of(state, value.mask) if isinstance(value, Masked) else Dense(state)
 
 
 def _norm(state: Mapping[str, Tensor]) -> float:
@@ -176,8 +176,8 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
         number = max(1, round(how.share * clients))
         if number >= clients:
             raise UserError(f"{number} of {clients} clients would be malicious: leave an honest one (share)")
-        liars = sorted(stream(how.seed, "poison", "liars").choice(clients, number, replace=False).tolist())
-        liar = with_malicious(method, liars, how)
+        malicious_clients = sorted(stream(how.seed, "poison", "liars").choice(clients, number, replace=False).tolist())
+        malicious = with_malicious(method, malicious_clients, how)
         rules = [Rule(), *how.aggregate]
         if experiment.run.dp is not None and len(rules) > 1:
             raise UserError(
@@ -185,20 +185,20 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
             )
         for rule in rules:
             rule.check(method.method_name, method.promises.aggregates, clients)
-        honest = [i for i in task.problem.clients if i not in liars]
+        honest = [i for i in task.problem.clients if i not in malicious_clients]
         clean = figures(run, method, task, honest, how)
         rounds = method.planned_rounds(experiment.run.rounds)
         rows = []
         for i, rule in enumerate(rules):
             watcher = _Rounds(progress, i * rounds, len(rules) * rounds, f"{number} of {clients} malicious, {rule}")
-            rows.append({"rule": str(rule)} | _repeated(liar, found, rule, watcher, honest, how))
+            rows.append({"rule": str(rule)} | _repeated(malicious, found, rule, watcher, honest, how))
     progress(1, 1, "done")
     sent = json.loads((run / "result.json").read_bytes())["uplink_bytes"]
     result = {
         "method": experiment.method,
         **{f.name: getattr(how, f.name) for f in dataclasses.fields(how)},
         **how.in_text(),
-        "liars": liars,
+        "liars": malicious_clients,
         "clients": clients,
         "chance": 1 / len(task.data.classes),
         "clean": {"rule": str(experiment.run.aggregate), **clean, "uplink_bytes": sent, "refused": 0},
@@ -215,8 +215,8 @@ def poison_table(result: dict[str, Any]) -> Table:
     backdoor = result["poison"] == "backdoor"
     figures = ["accuracy", *(["attack success"] if backdoor else []), "uplink, MB"]
     table = figures_table(caption, ["clients", "aggregate"], figures)
-    liars = f"{len(result['liars'])} of {result['clients']} clients malicious"
-    for who, row in [("honest", result["clean"]), *((liars, row) for row in result["poisoned"])]:
+    malicious = f"{len(result['liars'])} of {result['clients']} clients malicious"
+    for who, row in [("honest", result["clean"]), *((malicious, row) for row in result["poisoned"])]:
         accuracy = "diverges" if row["accuracy"] is None else percent(row["accuracy"])
         success = [percent(row["success"])] if backdoor else []
         table.add_row(who, row["rule"], accuracy, *success, megabytes(row["uplink_bytes"]))
@@ -224,7 +224,7 @@ def poison_table(result: dict[str, Any]) -> Table:
 
 
 def _repeated(
-    liar: Method, found: Found, rule: Rule, watcher: Watcher, honest: list[Id], how: Poisoning
+    malicious: Method, found: Found, rule: Rule, watcher: Watcher, honest: list[Id], how: Poisoning
 ) -> dict[str, Any]:
     """The run once more, with malicious clients and a rule."""
     task, experiment = found.task, found.experiment
@@ -233,12 +233,12 @@ def _repeated(
         save_models=True, evaluate_every=experiment.run.rounds, watcher=watcher, about=found.about(),
     )  # fmt: skip
     try:
-        result = run_with(Run.of(liar, task, settings, experiment.policy))
+        result = run_with(Run.of(malicious, task, settings, experiment.policy))
     except TooFewReplies:  # nobody's numbers are finite any more
         return {"accuracy": None, "success": None, "uplink_bytes": None, "refused": 0}
     refused = sum(each["client"] not in honest for row in result.rounds for each in row.get("left_out", ()))
     sent = {"uplink_bytes": result.summary["uplink_bytes"], "refused": refused}
-    return figures(result.folder, liar, task, honest, how) | sent
+    return figures(result.folder, malicious, task, honest, how) | sent
 
 
 def figures(run: Path, method: Method, task: Task, honest: list[Id], how: Poisoning) -> dict[str, float | None]:
@@ -251,10 +251,10 @@ def figures(run: Path, method: Method, task: Task, honest: list[Id], how: Poison
     accuracies, successes = [], []
     for model, split in judged:
         x, y = split.load(task.problem.device)
-        made = outputs(model, ready(x))
-        if not made.isfinite().all():
+        logits = outputs(model, ready(x))
+        if not logits.isfinite().all():
             return {"accuracy": None, "success": None}
-        accuracies += [float((made.argmax(1) == y).double().mean())] if len(y) else []
+        accuracies += [float((logits.argmax(1) == y).double().mean())] if len(y) else []
         others = x[y != how.target]
         if how.poison == "backdoor" and len(others):
             taken = outputs(model, ready(stamped(others))).argmax(1) == how.target

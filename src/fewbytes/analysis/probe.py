@@ -297,9 +297,9 @@ def _train(
             image, label = ready(x[chosen]), y[chosen]
             for h, one in zip(features(model, points, image), probes, strict=True):
                 if epoch < how.epochs:
-                    made, logits = one(h)
+                    decoded, logits = one(h)
                     loss = F.cross_entropy(logits, label)
-                    (loss if made is None else loss + reconstruction_loss(made, image)).backward()
+                    (loss if decoded is None else loss + reconstruction_loss(decoded, image)).backward()
                 if epoch < how.linear_epochs:
                     F.cross_entropy(one.separated(h), label).backward()
             if epoch < how.epochs:
@@ -335,8 +335,8 @@ def _measure(
         for start in range(0, len(y), EVALUATION_BATCH):
             image, label = ready(x[start : start + EVALUATION_BATCH]), y[start : start + EVALUATION_BATCH]
             for i, (h, one) in enumerate(zip(features(model, points, image), probes, strict=True)):
-                made, logits = one(h)
-                bce = math.nan if made is None else float(reconstruction_loss(made, image)) * len(label)
+                decoded, logits = one(h)
+                bce = math.nan if decoded is None else float(reconstruction_loss(decoded, image)) * len(label)
                 right = [int((out.argmax(1) == label).sum()) for out in (logits, one.separated(h))]
                 sums[i] += bce, float(F.cross_entropy(logits, label, reduction="sum")), *right
     rows = []

@@ -66,17 +66,17 @@ def reproduce(
             printed.print(f"not available, {name}: {why}", soft_wrap=True)
         return
     with standard_output_for(as_json):
-        made = reproduce_table(
+        reproduction = reproduce_table(
             table, scale, out, tell=lambda text: console.print(text, soft_wrap=True), **dataclasses.asdict(how)
         )
     if as_json:
-        print(json.dumps(made.as_json(made.chosen()), indent=2))
+        print(json.dumps(reproduction.as_json(reproduction.chosen()), indent=2))
     else:
-        printed.print(made.heading, soft_wrap=True)
-        printed.print(made.table())
-        for verdict in made.verdicts:
+        printed.print(reproduction.heading, soft_wrap=True)
+        printed.print(reproduction.table())
+        for verdict in reproduction.verdicts:
             printed.print(verdict, soft_wrap=True)
-        printed.print(f"report: {made.path.with_suffix('.html')}", soft_wrap=True)
+        printed.print(f"report: {reproduction.path.with_suffix('.html')}", soft_wrap=True)
 
 
 new = typer.Typer(help="Write the files of a new project, or of a new method.")

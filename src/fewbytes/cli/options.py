@@ -16,17 +16,17 @@ from fewbytes.base.settings import Group
 
 def options_of(group: type[Group]) -> list[inspect.Parameter]:
     """A group's settings as options, in a panel of their own."""
-    made = []
+    parameters = []
     for key, each in group.declared().items():
         if (about := each.about).option is not None:
             names = [about.option] if about.option else []
             how = typer.Option(*names, help=about.help, metavar=about.metavar, rich_help_panel=group.title)
             text, default = each.text, None if isinstance(each.default, dict) else each.default
             if text is None:
-                made.append(option(key, default, _plain(each.kind), how))
+                parameters.append(option(key, default, _plain(each.kind), how))
             else:
-                made.append(option(key, None if default is None else text.write(default), str, how))
-    return made
+                parameters.append(option(key, None if default is None else text.write(default), str, how))
+    return parameters
 
 
 def option(name: str, default: Any, kind: Any, how: Any) -> inspect.Parameter:

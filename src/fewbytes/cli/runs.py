@@ -130,11 +130,11 @@ def plan(
     with console.status(f"running a few rounds of {job.method.method_name} to measure its payloads"):
         how = job.experiment.run
         exchange = EXCHANGE_SECONDS if how.engine == "flower-deployment" else 0.0
-        made = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget, how.rounding, many)
+        result = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget, how.rounding, many)
     if as_json:
-        print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))
+        print(json.dumps(dataclasses.asdict(result) | {"round_seconds": result.round_seconds}, indent=2))
     else:
-        printed.print(made.table())
+        printed.print(result.table())
 
 
 def methods(

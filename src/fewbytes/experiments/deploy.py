@@ -271,8 +271,8 @@ class Deployment:
                     case "started":
                         begun = True
                         watcher.started(self.out, event["rounds"], event["done"])
-                    case heard if heard in HEARD:
-                        getattr(watcher, heard)(*event["what"])
+                    case name if name in HEARD:
+                        getattr(watcher, name)(*event["what"])
                     case "interrupted":  # somebody ended the server: handle it as our own interrupt
                         raise KeyboardInterrupt
                     case "failed":

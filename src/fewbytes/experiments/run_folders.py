@@ -37,10 +37,10 @@ def begun(folder: Path) -> bool:
     if (folder / "config.toml").exists():
         if not (folder / "checkpoint").is_dir():
             raise UserError(f"{folder} has lost its checkpoint: remove that folder to start the run again")
-        held = lock(folder / "checkpoint" / "lock")
-        if held is None:
+        handle = lock(folder / "checkpoint" / "lock")
+        if handle is None:
             raise UserError(f"another process is running in {folder}: wait for it, or name another --out")
-        with held:
+        with handle:
             shutil.rmtree(folder)
     return False
 
@@ -60,16 +60,16 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
     if "dataset" not in settings:
         raise UserError(f"{folder} was made from Python: resume it with fewbytes.run(..., out=..., resume=True)")
     parameters = settings.get("parameters", {}) | given.get("parameters", {})
-    made = make_experiment(settings).settings()
+    own = make_experiment(settings).settings()
     for keys in ROUNDING.values():  # of one way, one takes the place of another
         if given.keys() & set(keys):
             settings = {key: value for key, value in settings.items() if key not in keys}
-    new = make_experiment(settings | given | {"method": made["method"], "parameters": parameters}).settings()
-    new["method"] = given.get("method", made["method"])
+    new = make_experiment(settings | given | {"method": own["method"], "parameters": parameters}).settings()
+    new["method"] = given.get("method", own["method"])
     free = {key for key in given if key in DECLARED and DECLARED[key].about.resumable}
     for key in given.keys() - free:
         default: Any = in_file(DECLARED[key].default) if key in DECLARED else None
-        was, now = made.get(key, default), new.get(key, default)
+        was, now = own.get(key, default), new.get(key, default)
         if was != now and key == "parameters":
             key = next(each for each in was if was[each] != now[each])
             was, now = was[key], now[key]
@@ -87,13 +87,13 @@ def again_from(asked: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
+def unless_refused(run: Path, new: Path | None) -> Iterator[None]:
     """Remove the folder made for a run if the run is refused before it starts."""
     try:
         yield
     except UserError:
-        if made is not None and not (run / "config.toml").exists():
-            shutil.rmtree(made)
+        if new is not None and not (run / "config.toml").exists():
+            shutil.rmtree(new)
         raise
 
 

@@ -74,7 +74,9 @@ def _pools(task: Task, known: int) -> dict[str, list[int]]:
     """The classes of the first `known` clients, and of the newcomers."""
     counts = task.data.label_counts()["train"]
     pools = {"known_classes": counts[:known], "newcomer_classes": counts[known:]}
-    return {name: [c for c, held in enumerate(zip(*rows, strict=True)) if any(held)] for name, rows in pools.items()}
+    return {
+        name: [c for c, counts in enumerate(zip(*rows, strict=True)) if any(counts)] for name, rows in pools.items()
+    }
 
 
 def find(experiment: Experiment, here: Sequence[Id] | None = None) -> Found:

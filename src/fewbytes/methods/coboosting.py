@@ -86,14 +86,14 @@ class CoBoosting(Distilled):
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.server_epochs)
         for epoch in range(self.server_epochs):
             y = torch.randint(classes, (self.server_batch,)).to(device)
-            made = self.generate(student, ensemble, y, shape)
+            images = self.generate(student, ensemble, y, shape)
             if epoch:
                 for rows in shuffled(len(pool), self.server_batch):
                     x, labels = pool.take(rows)
                     with torch.no_grad():
                         logits = teacher.each(x)
                     w = boosted(w, logits, labels, self.mu * self.mu_decay**epoch)
-            pool.add(made, y)
+            pool.add(images, y)
             for rows in shuffled(len(pool), self.server_batch):
                 x, _ = pool.take(rows)
                 x = diversified(x, ensemble, 2 * torch.rand(len(x), classes).to(device) - 1, self.epsilon)

@@ -69,9 +69,9 @@ class DENSE(Distilled):
         pool = ImagePool(self.server_epochs * self.server_batch)
         optimiser = torch.optim.SGD(student.parameters(), self.server_lr, self.server_momentum)
         for _ in range(self.server_epochs):
-            made = self.generate(student, teacher, problem.sample_shape, problem.device)
+            images = self.generate(student, teacher, problem.sample_shape, problem.device)
             with torch.no_grad():
-                pool.add(made, teacher(made))
+                pool.add(images, teacher(images))
             for rows in shuffled(len(pool), self.server_batch):
                 x, logits = pool.take(rows)
                 step(optimiser, distillation_loss(logits, student(x), self.temperature))

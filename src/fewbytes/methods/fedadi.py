@@ -73,9 +73,9 @@ class FedADI(Distilled):
         steps = self.server_epochs * self.server_steps
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         for _ in range(self.server_epochs):
-            made = self.dream(student, teacher, problem.sample_shape, problem.device)
+            images = self.dream(student, teacher, problem.sample_shape, problem.device)
             with torch.no_grad():
-                pool.add(made, teacher(made))
+                pool.add(images, teacher(images))
             for _, rows in zip(range(self.server_steps), endless(len(pool), self.server_batch), strict=False):
                 x, logits = pool.take(rows)
                 step(optimiser, distillation_loss(logits, student(x), self.temperature))

@@ -56,10 +56,10 @@ class FedDF(Distilled):
     def round(self, state: Uploads, net: Network, t: int) -> None:
         super().round(state, net, t)
         mean, layout = Mean(), net.problem.layout
-        alike = [theta for m, theta in state.models.items() if layout(m) == layout(0)]  # the others only teach
-        for theta in alike:
+        same_model = [theta for m, theta in state.models.items() if layout(m) == layout(0)]  # the others only teach
+        for theta in same_model:
             mean.add(theta)
-        state.student = mean() if alike else None
+        state.student = mean() if same_model else None
 
     def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
         data = noise(self.noise, problem.sample_shape) if problem.public is None else problem.public
@@ -67,8 +67,8 @@ class FedDF(Distilled):
             raise UserError(f"FedDF needs at least 2 samples to distil on and to check by, there is {len(data)}")
         targets = logits_of(teacher, data, problem.device)
         order = torch.randperm(len(data))
-        held, used = order.tensor_split([max(1, len(data) // 10)])
-        unseen = data.take(held)
+        held_out, used = order.tensor_split([max(1, len(data) // 10)])
+        unseen = data.take(held_out)
         optimiser = torch.optim.Adam(student.parameters(), self.server_lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.server_steps)
         best, best_at, theta = math.inf, 0, state_of(student)
@@ -77,7 +77,7 @@ class FedDF(Distilled):
             step(optimiser, distillation_loss(targets[used[rows]], student(x)), self.server_clip)
             schedule.step()
             if number % CHECK_EVERY == 0 or number == self.server_steps:
-                loss = float(distillation_loss(targets[held], logits_of(student, unseen, problem.device)))
+                loss = float(distillation_loss(targets[held_out], logits_of(student, unseen, problem.device)))
                 if loss < best:
                     best, best_at, theta = loss, number, state_of(student)
                 elif number - best_at >= self.patience:

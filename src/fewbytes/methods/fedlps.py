@@ -169,7 +169,7 @@ def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
     """
     own, batch_norm, layers = trained_entries(model), batch_norm_names(model), layers_of(model)
     modules, last = dict(model.named_modules()), list(layers)[-1]
-    made, pruned, norms = list[int](), dict[str, tuple[int, int, int]](), dict[int, Tensor]()
+    widths, pruned, norms = list[int](), dict[str, tuple[int, int, int]](), dict[int, Tensor]()
     for layer, (weight, *_) in layers.items():
         if not weight.endswith("weight"):
             raise UserError(
@@ -178,13 +178,13 @@ def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
         value = own[weight].detach().abs().cpu().float()
         outputs, inputs = value.shape[:2]
         if weight not in encoder:
-            read = channels_read(inputs, made) if getattr(modules[layer], "groups", 1) == 1 else 0
+            read = channels_read(inputs, widths) if getattr(modules[layer], "groups", 1) == 1 else 0
             pruned[layer] = 0 if layer == last else outputs, read, inputs
             if layer != last:
                 norms[outputs] = norms.get(outputs, torch.zeros(outputs)) + value.flatten(1).sum(1)
             if read:
                 norms[read] = norms.get(read, torch.zeros(read)) + value.transpose(0, 1).reshape(read, -1).sum(1)
-        made.append(outputs)
+        widths.append(outputs)
     kept, mask = {width: largest(of, ratio) for width, of in norms.items()}, State()
     for layer, (outputs, read, inputs) in pruned.items():
         weight, *biases = layers[layer]
@@ -199,12 +199,12 @@ def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
     return mask
 
 
-def channels_read(inputs: int, made: Sequence[int]) -> int:
+def channels_read(inputs: int, widths: Sequence[int]) -> int:
     """How many channels a layer reads in so many inputs, of layers before it that make so many: as many as it has
     inputs, where one makes them; else those of the last whose channels may be several inputs each (flattened)."""
-    if inputs in made:
+    if inputs in widths:
         return inputs
-    return next((width for width in reversed(made) if inputs % width == 0), inputs)
+    return next((width for width in reversed(widths) if inputs % width == 0), inputs)
 
 
 def largest(norms: Tensor, ratio: float) -> Tensor:

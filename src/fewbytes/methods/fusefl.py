@@ -379,8 +379,8 @@ def sample_shape(state: FusedBlocks, problem: Problem) -> tuple[int, ...]:
     """The shape of a sample: as it is known here, or as most clients' first blocks take it; () before there are any."""
     if problem.sample is not None:
         return problem.sample_shape
-    said = Counter(tuple(part.takes) for members in state.fused[:1] for part in members.values())
-    return said.most_common(1)[0][0] if said else ()
+    shapes = Counter(tuple(part.takes) for members in state.fused[:1] for part in members.values())
+    return shapes.most_common(1)[0][0] if shapes else ()
 
 
 def statistics_of(fused: Sequence[Mapping[Id, FusedPart]]) -> list[dict[Id, Dense]]:

@@ -95,10 +95,10 @@ class SCAFFOLD(Method):
         c, model = message.control.dense(), site.model(message.theta.dense())
         parameters = trained_parameters(model)
         own = state.control or {name: torch.zeros_like(c[name]) for name in parameters}
-        met = Gradients(parameters, {name: c[name] - own[name] for name in parameters})
-        site.fit(model, self.local, before_step=met.correct)
+        gradients = Gradients(parameters, {name: c[name] - own[name] for name in parameters})
+        site.fit(model, self.local, before_step=gradients.correct)
         site.score("personalised", model)
-        state.control = met.mean() or own
+        state.control = gradients.mean() or own
         return Corrected(Dense(state_of(model)), Dense({name: state.control[name] - own[name] for name in own}))
 
     def join(self, state: ControlledModel, net: Network, client: Id) -> None:

@@ -189,7 +189,7 @@ def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -
 
 def _mean(counts: Sequence[list[int] | int | None], classes: int) -> Sequence[float | None]:
     """Of clients whose samples are known by class, the mean number of each class."""
-    known = [held for held in counts if isinstance(held, list)]
+    known = [row for row in counts if isinstance(row, list)]
     if len(known) < 2:
         return known[0] if known else [None] * classes
     return [round(fmean(of), 2) for of in zip(*known, strict=True)]

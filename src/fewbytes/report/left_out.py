@@ -160,8 +160,8 @@ def _absences(run: RunFolder) -> list[str]:
 
 def _standing_out(run: RunFolder) -> list[str]:
     """Clients whose updates are outliers."""
-    told = (run.result or {}).get("stands_out", {})
-    return [f"client {client} {cut(words, _CHARACTERS)}" for client, words in list(told.items())[:_NAMES]]
+    outliers = (run.result or {}).get("stands_out", {})
+    return [f"client {client} {cut(words, _CHARACTERS)}" for client, words in list(outliers.items())[:_NAMES]]
 
 
 def _capitals(texts: Sequence[str]) -> list[str]:

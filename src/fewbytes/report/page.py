@@ -408,10 +408,10 @@ def _lacks_labels(partition: Partition) -> bool:
 
 def _sizes(partition: Partition) -> list[tuple[str, float | None, float | None]]:
     """How many samples each client has in either split, and what it is called."""
-    train, test = ([sum(held) if isinstance(held, list) else held for held in partition[split]] for split in _SPLITS)
+    train, test = ([sum(row) if isinstance(row, list) else row for row in partition[split]] for split in _SPLITS)
 
     def mean(of: list[int | None], group: range) -> float | None:
-        known = [held for i in group if (held := of[i]) is not None]
+        known = [samples for i in group if (samples := of[i]) is not None]
         return known[0] if len(known) == 1 else round(fmean(known), 1) if known else None
 
     return [(called(group), mean(train, group), mean(test, group)) for group in together(len(train))]

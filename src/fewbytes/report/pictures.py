@@ -154,13 +154,13 @@ def _files(run: RunFolder) -> tuple[dict[tuple[str, str], Files], list[str]]:
     try:
         files = kept(run.path)
         known = {path.name for *_, path in files}
-        strange = sorted(path.name for path in (run.path / "gallery").glob("[!.]*") if path.name not in known)
+        unknown = sorted(path.name for path in (run.path / "gallery").glob("[!.]*") if path.name not in known)
     except OSError as error:
         raise UserError(f"{run.path / 'gallery'} cannot be read: {error.strerror}") from error
     for t, name, kind, path in files:
         named[name, kind].append((t, path))
-    strange += [path.name for files in list(named.values())[_NAMES:] for _, path in files]
-    return dict(list(named.items())[:_NAMES]), strange
+    unknown += [path.name for files in list(named.values())[_NAMES:] for _, path in files]
+    return dict(list(named.items())[:_NAMES]), unknown
 
 
 def _read(files: Files, parse: Callable[[bytes], T], damaged: list[str]) -> dict[int, T]:

@@ -129,9 +129,9 @@ def _guesses(runs: Sequence[RunFolder]) -> list[str]:
 
 def _meanings(runs: Sequence[RunFolder]) -> list[str]:
     """A line for every kind of score in the table: what it is of."""
-    there = {run.kind for run in runs}
-    there |= {kind for kind in ("personalised", "global") for run in runs if run.score(kind).final is not None}
-    return [f"{kind}: {meaning}" for kind, meaning in KINDS.items() if kind in there]
+    kinds = {run.kind for run in runs}
+    kinds |= {kind for kind in ("personalised", "global") for run in runs if run.score(kind).final is not None}
+    return [f"{kind}: {meaning}" for kind, meaning in KINDS.items() if kind in kinds]
 
 
 def _further(runs: Sequence[RunFolder]) -> list[str]:
@@ -189,10 +189,10 @@ def _rounded(runs: Sequence[RunFolder]) -> list[str]:
     """A line for each way of what the runs that round what travels made of it, by rounds.jsonl."""
     lines: dict[str, list[str]] = {}
     for run in runs:
-        made, name = rounded(run.rounds), f"{run.label} " if len(runs) > 1 else ""
+        measured, name = rounded(run.rounds), f"{run.label} " if len(runs) > 1 else ""
         for way, keys in ROUNDING.items():
-            if (bits := made.get(f"{way}_bits_per_value")) is not None:
-                error = made[f"{way}_rounding_error"]
+            if (bits := measured.get(f"{way}_bits_per_value")) is not None:
+                error = measured[f"{way}_rounding_error"]
                 lines.setdefault(way, []).append(f"{name}to {bits:.2f} bits per value, error {error:.2g}")
             elif run.rounds and any(run.fact(key) for key in keys):
                 lines.setdefault(way, []).append(f"{name}nothing, all values were sent in full")

@@ -101,17 +101,17 @@ def reproduce(
     def write() -> Reproduction:
         found, damaged = find(there, used, len(table.seeds), folder)
         left_out = [f"Left out: {why}." for why in damaged]
-        made = Reproduction(table, found, len(used), [*notes, *left_out], path, chosen_rows, chosen_columns)
-        made.write()
-        return made
+        reproduction = Reproduction(table, found, len(used), [*notes, *left_out], path, chosen_rows, chosen_columns)
+        reproduction.write()
+        return reproduction
 
     try:
         run_cells(chosen, numbers, folder, how, tell=tell, ended=write)
     finally:
-        made = write()
-    for note in made.notes[len(notes) :]:
+        reproduction = write()
+    for note in reproduction.notes[len(notes) :]:
         tell(note)
-    return made
+    return reproduction
 
 
 def reproduce_all(
@@ -130,18 +130,18 @@ def reproduce_all(
     if how.rows or how.columns or how.parameters:
         raise UserError("rows, columns and parameters are one table's: name it, or leave them out")
     known, path = scale_of(scale), out / f"{scale}.md"
-    made, failed = dict[str, Reproduction](), dict[str, FewbytesError]()
+    written, failed = dict[str, Reproduction](), dict[str, FewbytesError]()
     for number, name in enumerate(TABLES, 1):
         tell(f"table {number} of {len(TABLES)}: {name}")
         try:
-            made[name] = reproduce(name, scale, out, tell=tell, **what)
+            written[name] = reproduce(name, scale, out, tell=tell, **what)
         except FewbytesError as error:
             failed[name] = error
             tell(f"left out: {name}: {one_line(error)}")
-        not_made = {name: str(error).partition(":")[0] for name, error in failed.items()}
+        not_written = {name: str(error).partition(":")[0] for name, error in failed.items()}
         out.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(overview(made, known, not_made | NOT_HERE).encode())
+            file.write(overview(written, known, not_written | NOT_HERE).encode())
     return path, [f"{name}: {one_line(error)}" for name, error in failed.items()]
 
 
@@ -182,7 +182,7 @@ def _with(cells: Sequence[Cell], given: Mapping[str, str]) -> list[Cell]:
         fields = {field for m in ([name] if dot else methods) for field in method_class(m).defaults()}
         if field not in fields:
             raise UserError(f"--set {key}: no method of the table has a parameter {field!r}{suggestion(field, fields)}")
-    made = []
+    changed = []
     for cell in cells:
         method, own = cell.settings["method"], dict(cell.settings["parameters"])
         named = {key.removeprefix(f"{method}."): value for key, value in given.items()}
@@ -190,5 +190,5 @@ def _with(cells: Sequence[Cell], given: Mapping[str, str]) -> list[Cell]:
         plain = make_method(method, own).parameters
         other = make_method(method, own | {k: v for k, v in named.items() if k in fields}).parameters
         own |= {k: other[k] for k in named.keys() & fields if other[k] != plain[k]}
-        made.append(dataclasses.replace(cell, settings={**cell.settings, "parameters": own}))
-    return made
+        changed.append(dataclasses.replace(cell, settings={**cell.settings, "parameters": own}))
+    return changed

@@ -207,8 +207,8 @@ class Probes(Figure, frozen=True, tag="probe"):
 
 def make_figure(fields: dict[str, Any]) -> Figure:
     """The figure a table's file describes. Raises msgspec.ValidationError."""
-    made: Figure = msgspec.convert(fields, Best | Final | Mean | Traffic | Total | Stored | Locals | Probes)
-    return made
+    figure: Figure = msgspec.convert(fields, Best | Final | Mean | Traffic | Total | Stored | Locals | Probes)
+    return figure
 
 
 def _percent(share: float | None) -> float | None:

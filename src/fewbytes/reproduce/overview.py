@@ -22,18 +22,18 @@ def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping
         "| claim | command | ours | the paper's | seen |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for name, made in tables.items():
-        lines += [_row(name, scale, made, claim) for claim in made.judged]
+    for name, reproduction in tables.items():
+        lines += [_row(name, scale, reproduction, claim) for claim in reproduction.judged]
     lines += ["", "## Not here", "", *(f"- {what}: {why}" for what, why in not_here.items())]
-    for name, made in tables.items():
-        first, *rest = made.markdown().rstrip().split("\n")
-        lines += ["", f"#{first}", "", f"`{_command(name, scale)}`: {_lasted([made])}", *rest]
+    for name, reproduction in tables.items():
+        first, *rest = reproduction.markdown().rstrip().split("\n")
+        lines += ["", f"#{first}", "", f"`{_command(name, scale)}`: {_lasted([reproduction])}", *rest]
     return "\n".join(lines) + "\n"
 
 
 def _lasted(tables: Iterable[Reproduction]) -> str:
     """How many runs the tables have, each counted once, and how long these took, by the clock."""
-    runs = {run.path: run for made in tables for each in made.found for run in each.runs.values()}
+    runs = {run.path: run for reproduction in tables for each in reproduction.found for run in each.runs.values()}
     minutes = sum((run.result or {}).get("seconds", 0.0) for run in runs.values()) / 60
     return f"{len(runs)} runs, {minutes:.0f} minutes one after another."
 
@@ -42,8 +42,8 @@ def _command(name: str, scale: Scale) -> str:
     return f"fewbytes reproduce {name}" + ("" if scale == "small" else f" --scale {scale}")
 
 
-def _row(name: str, scale: Scale, made: Reproduction, claim: Judged) -> str:
-    ours = _figures((each.cell, made.text(each)) for each in claim.cells if each.ours)
+def _row(name: str, scale: Scale, reproduction: Reproduction, claim: Judged) -> str:
+    ours = _figures((each.cell, reproduction.text(each)) for each in claim.cells if each.ours)
     theirs = _figures((each.cell, figure(each.cell.printed)) for each in claim.cells if each.cell.printed)
     why = claim.sentence.removeprefix(f"{claim.claim.text}: ")
     return f"| {claim.claim.text} | `{_command(name, scale)}` | {ours} | {theirs} | {why} |"

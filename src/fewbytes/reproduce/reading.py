@@ -124,7 +124,7 @@ def _first_rules(path: Path) -> list[Rule]:
 
 def _rules(file: File) -> list[Rule]:
     own = [name for name in Rule.__struct_fields__ if name != "settings"]
-    made = []
+    rules = []
     for number, fields in enumerate(file.rules, 1):
         settings = {key: value for key, value in fields.items() if key not in own}
         for key in settings:
@@ -140,8 +140,8 @@ def _rules(file: File) -> list[Rule]:
                 method_class(method)
             except UserError as error:
                 raise UserError(f"rule {number}: {error}") from None
-        made.append(rule)
-    return made
+        rules.append(rule)
+    return rules
 
 
 def _cell(rules: Sequence[Rule], row: str, column: str, scale: Scale, theirs: Printed | None) -> Cell:

@@ -65,10 +65,10 @@ class Reproduction:
     def verdicts(self) -> list[str]:
         """Whether the paper's order is seen, and what came of each of its claims, a sentence each."""
         seen = order(self.every)
-        said = [seen.sentence(self.seeds)] if seen else []
+        sentences = [seen.sentence(self.seeds)] if seen else []
         if not self.printed and not self.of.claims:
-            said = ["The paper prints no figures of these cells, so that there is no order to compare."]
-        return [*said, *(each.sentence for each in self.judged)]
+            sentences = ["The paper prints no figures of these cells, so that there is no order to compare."]
+        return [*sentences, *(each.sentence for each in self.judged)]
 
     @property
     def every(self) -> list[CellRuns]:
@@ -90,16 +90,16 @@ class Reproduction:
 
     def table(self) -> rich.table.Table:
         """For the terminal: of what was asked for ours, and below it the paper's in every cell."""
-        made = rich.table.Table()
-        made.add_column("")
+        table = rich.table.Table()
+        table.add_column("")
         columns = [column for column in self.columns if column in self.chosen_columns]
         for column in columns:
-            made.add_column(column, justify="right")
+            table.add_column(column, justify="right")
         for row in self.rows:
             if row in self.chosen_rows:
                 cells = [self.at(row, column) for column in columns]
-                made.add_row(row, *(Text() if f is None else self._cell(f) for f in cells))
-        return made
+                table.add_row(row, *(Text() if f is None else self._cell(f) for f in cells))
+        return table
 
     def _cell(self, found: CellRuns) -> Text:
         return Text.assemble(self.text(found), (f"\n{found.theirs}" if self.printed else "", "dim"))
@@ -161,18 +161,18 @@ class Curves:
     rows: dict[int, str]
 
 
-def page(made: Reproduction) -> str:
+def page(reproduction: Reproduction) -> str:
     """One self-contained page: the table, for each column the curves of its rows, and what methods showed."""
     charts: Charts = {}
     rows: dict[str, list[CellText | None]] = {}
-    for row in made.rows:
-        cells = [made.at(row, column) for column in made.columns]
-        rows[row] = [None if f is None else CellText(made.text(f), f.theirs) for f in cells]
+    for row in reproduction.rows:
+        cells = [reproduction.at(row, column) for column in reproduction.columns]
+        rows[row] = [None if f is None else CellText(reproduction.text(f), f.theirs) for f in cells]
     curved = []
-    for number, column in enumerate(made.columns):
+    for number, column in enumerate(reproduction.columns):
         lines = {
-            made.rows.index(f.cell.row): f
-            for f in made.found
+            reproduction.rows.index(f.cell.row): f
+            for f in reproduction.found
             if f.cell.column == column and f.cell.figure.curve and f.runs
         }
         if lines:
@@ -181,19 +181,19 @@ def page(made: Reproduction) -> str:
             curved.append(drawn)
     runs = {
         run.path: replace(run, label=f"{f.cell.row}, {f.cell.column}, seed {seed}")
-        for f in made.found
+        for f in reproduction.found
         for seed, run in f.runs.items()
     }
     return document(
         "reproduction.html",
         charts,
-        title=made.of.title,
-        unit=made.of.unit[0].upper() + made.of.unit[1:],
-        printed=made.printed,
-        columns=made.columns,
+        title=reproduction.of.title,
+        unit=reproduction.of.unit[0].upper() + reproduction.of.unit[1:],
+        printed=reproduction.printed,
+        columns=reproduction.columns,
         rows=rows,
-        verdicts=made.verdicts,
-        notes=made.notes,
+        verdicts=reproduction.verdicts,
+        notes=reproduction.notes,
         curved=curved,
         pictures=pictures.section(list(runs.values()), charts),
     )

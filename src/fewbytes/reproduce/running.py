@@ -102,9 +102,9 @@ def run_cells(
     }
     to_do = {folder for folder, each in settings.items() if _to_do(folder, make_experiment(each), how.until)}
     for number, (folder, (cell, seed)) in enumerate(jobs.items(), 1):
-        alike = [each for each in cells if each.run == cell.run]
+        equal = [each for each in cells if each.run == cell.run]
         if folder in to_do:
-            others = len(alike) - 1
+            others = len(equal) - 1
             more = f" and {others} more cell{'s' if others > 1 else ''}" if others else ""
             tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}{more}, seed {seed} ({folder})")
             display = CellDisplay(short_name(cell.settings["method"]), folder, how.until)
@@ -112,7 +112,7 @@ def run_cells(
                 PreparedRun(settings[folder]).execute(folder, begun(folder), page=False, display=display)
                 shutil.rmtree(folder / "checkpoint")  # the states of all clients: nothing needs them any more
         if finished(folder):
-            for each in alike:
+            for each in equal:
                 each.figure.measure(folder, tell)
         if folder in to_do:
             ended()

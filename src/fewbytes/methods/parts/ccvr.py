@@ -42,9 +42,9 @@ def of_features(classes: int, size: int) -> Callable[[Id, ClassStatistics], None
 
     def check(client: Id, reply: ClassStatistics) -> None:
         check_like(reply.counts.state, {"n": torch.empty(classes, dtype=torch.int64)})
-        held = int(reply.counts.state["n"].count_nonzero())
-        check_like(reply.means.state, {"mean": torch.empty(held, size)})
-        check_like(reply.scatters.state, {"scatter": torch.empty(held, size * (size + 1) // 2, device="meta")})
+        present = int(reply.counts.state["n"].count_nonzero())
+        check_like(reply.means.state, {"mean": torch.empty(present, size)})
+        check_like(reply.scatters.state, {"scatter": torch.empty(present, size * (size + 1) // 2, device="meta")})
 
     return check
 
@@ -55,9 +55,9 @@ def class_statistics(features: Tensor, labels: Tensor, classes: int) -> ClassSta
     counts = torch.bincount(labels.cpu(), minlength=classes)
     lower = torch.tril_indices(size, size)
     for c in counts.nonzero().flatten():
-        held = features[labels == c].to("cpu", torch.float64)
-        mean = held.mean(0)
-        centred = held - mean
+        rows = features[labels == c].to("cpu", torch.float64)
+        mean = rows.mean(0)
+        centred = rows - mean
         means.append(mean)
         scatters.append((centred.T @ centred)[lower[0], lower[1]])
     return ClassStatistics(
@@ -73,9 +73,9 @@ def whole(statistics: ClassStatistics) -> tuple[Tensor, Tensor, Tensor]:
     mean, scatter = statistics.means.state["mean"].double(), statistics.scatters.state["scatter"].double()
     classes, size = len(counts), mean.shape[1]
     means, scatters = torch.zeros(classes, size).double(), torch.zeros(classes, size, size).double()
-    held, lower = counts.nonzero().flatten(), torch.tril_indices(size, size)
-    means[held] = mean
-    for row, c in enumerate(held):
+    present, lower = counts.nonzero().flatten(), torch.tril_indices(size, size)
+    means[present] = mean
+    for row, c in enumerate(present):
         scatters[c, lower[0], lower[1]] = scatter[row]
         scatters[c, lower[1], lower[0]] = scatter[row]
     return counts, means, scatters
@@ -108,14 +108,14 @@ def merge(
 def elected(counts: Tensor, means: Tensor, scatters: Sequence[Tensor], vote: Vote) -> tuple[Tensor, Tensor, Tensor]:
     """The same by votes of the clients that hold a class, in which their numbers of samples do not count: on its mean,
     and on what it scatters around that, by each client's local covariance and mean."""
-    held = counts > 0
-    mean = vote(means, held[:, :, None].expand_as(means))
+    present = counts > 0
+    mean = vote(means, present[:, :, None].expand_as(means))
     cov = torch.zeros(*mean.shape, mean.shape[1]).double()
     for c in range(len(mean)):  # one at a time: they are large
         apart = means[:, c] - mean[c]
         own = torch.stack([scatter[c] for scatter in scatters]) / (counts[:, c] - 1).clamp(min=1)[:, None, None]
         around = own + apart[:, :, None] * apart[:, None, :]
-        cov[c] = vote(around, held[:, c, None, None].expand_as(around))
+        cov[c] = vote(around, present[:, c, None, None].expand_as(around))
     return counts.sum(0), mean, cov
 
 

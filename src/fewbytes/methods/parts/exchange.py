@@ -142,8 +142,8 @@ def digest_of_message(message: Any) -> bytes:
 
 def digest(*parts: str | int | bytes | Sequence[Id]) -> bytes:
     """32 bytes that are equal for equal parts alone."""
-    made = sha256()
+    hasher = sha256()
     for part in parts:
         text = part if isinstance(part, bytes) else repr(part if isinstance(part, str | int) else list(part)).encode()
-        made.update(len(text).to_bytes(8, "little") + text)
-    return made.digest()
+        hasher.update(len(text).to_bytes(8, "little") + text)
+    return hasher.digest()

@@ -146,13 +146,13 @@ class SecureAggregation(Wrapper):
 
     def promising(self, task: Asked, dp: Privacy | str | None, rounds: int) -> Asked:
         """As any method's. Raises UserError for a promise to clients."""
-        made = super().promising(task, dp, rounds)
-        if dp is not None and made.problem.privacy is None:
+        promising_task = super().promising(task, dp, rounds)
+        if dp is not None and promising_task.problem.privacy is None:
             raise UserError(
                 "dp of clients clips each one's update, which secure aggregation hides from the server: promise it of "
                 "samples, or leave one out"
             )
-        return made
+        return promising_task
 
     def server(self, problem: Problem) -> Any:
         """The inner method's. Raises UserError if there are too few clients to hide one among."""
@@ -295,8 +295,8 @@ class SecureAggregation(Wrapper):
 
     def _mark(self, mine: Secrets, one: Id, other: Id, public: bytes) -> bytes:
         """By which `other` knows that `one` received the same, where this client is one of the two."""
-        said = digest(mine.view, clients_in(mine.there)).hex()
-        return agreed(private_key(mine.sealing), public[:KEY], f"{one} confirms to {other} {said}")[:MARK]
+        seen = digest(mine.view, clients_in(mine.there)).hex()
+        return agreed(private_key(mine.sealing), public[:KEY], f"{one} confirms to {other} {seen}")[:MARK]
 
     def reveal_shares(self, state: Hidden, message: Confirmed, site: Site) -> Revealed:
         """The shares by which the masks that are left come off: of each neighbour one secret, never both, once, and if
