@@ -18,7 +18,7 @@ from imprints import hidden
 from runs import configured
 
 from fewbytes.analysis.attack import attack
-from fewbytes.analysis.imprint import imprint, made_for_it
+from fewbytes.analysis.imprint import imprint, imprinted_model
 from fewbytes.analysis.membership import FALSE_ALARMS, membership
 from fewbytes.analysis.poisoning import poison
 from fewbytes.analysis.settings import Attacking, Inferring, Poisoning
@@ -127,7 +127,7 @@ def imprinted(_: int) -> list[Figure]:
         run = configured(Path(name), "fedavg", **terms, parameters={"batch": 14, "epochs": 1, "lr": 0.1})
         result = imprint(run)
         task = find(experiment_of(run)).task
-        adapted = drift_of(task.problem, 0, hidden(task, made_for_it(task)[0]))
+        adapted = drift_of(task.problem, 0, hidden(task, imprinted_model(task)[0]))
         longer = terms | {"rounds": 20, "samples": "100/20"}
         honestly = {"batch": 14, "epochs": 1, "lr": 0.1}
         trained = configured(Path(name) / "honest", "fedavg", **longer, parameters=honestly)

@@ -11,7 +11,7 @@ from imprints import hidden
 from runs import configured
 
 import fewbytes as fb
-from fewbytes.analysis.imprint import imprint, imprint_table, made_for_it
+from fewbytes.analysis.imprint import imprint, imprint_table, imprinted_model
 from fewbytes.analysis.settings import Imprinting, attack_of
 from fewbytes.base.state import state_of
 from fewbytes.core.trust import check_drift, drift
@@ -44,7 +44,7 @@ def test_trained_honestly_a_first_layer_stays_near_and_one_made_for_it_does_not(
     experiment = experiment_of(run)
     task = find(experiment).task
     trained = fb.run(experiment.build_method(), task, rounds=15, evaluate_every=15, workers=1, save_models=False)
-    first, _ = made_for_it(task)
+    first, _ = imprinted_model(task)
     near, far = drift(task.problem, 0, state_of(trained.global_model)), drift(task.problem, 0, first)
     assert near < 0.9 < far
     check_drift(task.problem, 0, Model(fb.Dense(state_of(trained.global_model))), 0.9)
@@ -80,7 +80,7 @@ def test_a_node_refuses_a_model_whose_first_layer_is_made_for_it(run, tmp_path):
         """Sends a model whose first layer reads images off, and says that it is what its nodes run."""
 
         def start(self, state, net):
-            state.theta = made_for_it(task)[0]
+            state.theta = imprinted_model(task)[0]
 
         def __repr__(self):
             return repr(method)

@@ -693,7 +693,7 @@ def test_a_client_of_another_shape_from_the_start_is_told_and_left_out(tmp_path)
         result = fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=1, out=tmp_path / "run")
     (left,) = result.rounds[0]["left_out"]
     assert (left["client"], left["outcome"]) == (3, "rejected")
-    assert "samples have shape (1, 2, 8), the others' (1, 4, 4): they must have one" in left["why"]
+    assert "samples have shape (1, 2, 8), the others' (1, 4, 4): all must be equal" in left["why"]
 
 
 def test_samples_that_are_no_numbers_are_told():

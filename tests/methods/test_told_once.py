@@ -55,7 +55,7 @@ LIES: dict[str, tuple[str, int, type, Callable[[Any], Any], str]] = {
     "a group of all": ("fedkgf", 0, fedkgf.Modules, lambda r: replace(r, theta=OF_ALL_GROUPS), "of its group"),
     "what it did not draw": ("fedlp", 0, fedlp.Kept, lambda r: replace(r, theta=ALL), "other entries"),
     "a mask of all": (
-        "fedpurin", 0, fedpurin.Critical, lambda r: replace(r, theta=every(r.theta.dense(), 1)), "part tau"
+        "fedpurin", 0, fedpurin.Critical, lambda r: replace(r, theta=every(r.theta.dense(), 1)), "fraction tau"
     ),
     "nothing pruned": ("fedlps", 1, Pruned, lambda r: replace(r, theta=every(REST)), "pruning"),
     "more than its density": (

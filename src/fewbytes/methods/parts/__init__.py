@@ -1,1 +1,1 @@
-"""What several methods share: functions and parts, never a base class."""
+"""Functions and classes that several methods share; a method may also be written without them."""

@@ -1,4 +1,4 @@
-"""How often elements of a model are critical, for people (FedPURIN's Figures 5 and 6); changes nothing."""
+"""Counts how often elements of a model are critical, for the report (FedPURIN's Figures 5 and 6)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fewbytes.base.state import State
 from fewbytes.core.gallery import Shares
 from fewbytes.core.problem import Id
 
-WATCHED_CLIENTS = 20  # whose masks are counted: the first ones, as many as the paper has
-WATCHED_ELEMENTS = 1 << 16  # of a layer: the first ones
+WATCHED_CLIENTS = 20  # the first clients, whose masks are counted; as many as in the paper
+WATCHED_ELEMENTS = 1 << 16  # per layer, the first ones
 
 
 @dataclass
 class Tally:
-    """In how many rounds there was a mask, and in how many of them each watched element was a one of it."""
+    """The number of rounds with a mask, and for each watched element the number of rounds in which it was one."""
 
     rounds: int = 0
     ones: State = field(default_factory=dict)
@@ -33,26 +33,26 @@ class Tally:
 
 @dataclass
 class Counts:
-    """What was counted, a server's state."""
+    """The counts: a server's state."""
 
     critical: dict[Id, Tally] = field(default_factory=dict)
     nonzero: Tally = field(default_factory=Tally)  # of Eq. 10's mean
 
     def counted(self, replies: Iterable[tuple[Id, Any]]) -> Iterator[tuple[Id, Any]]:
-        """Replies whose `theta` has a mask, as they come."""
+        """Yield the replies, and count the masks of their `theta`."""
         for i, reply in replies:
             if i < WATCHED_CLIENTS:
                 self.critical.setdefault(i, Tally()).add(reply.theta.mask)
             yield i, reply
 
     def shares(self) -> Shares:
-        """What is shown: of each client, and of the server's mean."""
+        """The shares of rounds to show, per client and for the server's mean."""
         clients = {f"client {i}": self.critical[i].shares() for i in sorted(self.critical)}
         return Shares(clients | {"server": self.nonzero.shares()})
 
 
 def watched(state: Mapping[str, Tensor]) -> State:
-    """What Figures 5 and 6 show, flat: of convolutions the first output kernel; the last matrix, the classifier's."""
+    """The entries that Figures 5 and 6 show, flat: convolutions' first output kernel, the classifier's matrix."""
     matrices = [name for name, value in state.items() if value.dim() == 2]
     shown = {f"{name}[0]": value[0] for name, value in state.items() if value.dim() > 2}
     shown |= {name: state[name] for name in matrices[-1:]}

@@ -1,4 +1,4 @@
-"""What FedAdam and FedYogi share: a server that takes clients' mean change of the model as a gradient."""
+"""The base of FedAdam and FedYogi: the server uses the clients' mean change of the model as a gradient."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Moments(GlobalModel):
 
 @dataclass(frozen=True)
 class Adaptive(Method):
-    """Algorithm 2 but for the line in which its variants differ, the second moment's."""
+    """Algorithm 2, except the second moment's line, in which its variants differ."""
 
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.0316, batch=20)  # eta_l
@@ -44,7 +44,7 @@ class Adaptive(Method):
     promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
 
     def server(self, problem: Problem) -> Moments:
-        """The first weights, m = 0 and v = tau^2, the least the paper allows. Raises as `first_shared` does."""
+        """The first weights, m = 0 and v = tau^2, the paper's minimum. Raises as `first_shared` does."""
         model = problem.first_model()
         theta = first_shared(problem, trained_entries(model)).theta
         m = {name: zeros_for_sums(theta[name]) for name in learnt_entries(model)}
@@ -64,7 +64,7 @@ class Adaptive(Method):
 
     @abstractmethod
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """v after a mean change of the model, of v before it."""
+        """The new v, from the old v and the mean change `delta` of the model."""
 
     def train(self, state: None, message: Model, site: Site) -> Trained:
         return averaging.train_whole(message, site, self.local)

@@ -1,4 +1,4 @@
-"""Models, or parts of them, that are averaged: what travels, what each half keeps, local training of a part."""
+"""Averaging of models or of some entries: messages, the states of server and client, local training."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fewbytes.wire.schema import payload
 
 @payload
 class Model:
-    """Server to client: what is shared of the model."""
+    """Server to client: the shared entries of the model."""
 
     theta: Annotated[Dense, MODEL]
 
 
 @payload
 class Trained:
-    """Client to server: what it was sent, trained, and on how many samples."""
+    """Client to server: the received entries after training, and the number of training samples."""
 
     theta: Annotated[Dense, SENT]
     samples: Samples
@@ -38,18 +38,18 @@ class Trained:
 class GlobalModel:
     """The server's state."""
 
-    theta: State  # what is shared of the model
+    theta: State  # the shared entries of the model
 
 
 @dataclass
 class Own:
     """A client's state."""
 
-    theta: State  # what it keeps of its model; empty before it trains for the first time
+    theta: State  # the entries that it keeps; empty before its first training
 
 
 def first_shared(problem: Problem, names: Iterable[str]) -> GlobalModel:
-    """The first weights of the entries of these names. Raises UserError if clients have different models."""
+    """The initial values of the named entries. Raises UserError if clients have different models."""
     if len(list(problem.architectures())) > 1:
         raise UserError("models are averaged, so all clients need the same one; fedktl and fedproto do not")
     wanted = set(names)
@@ -57,7 +57,7 @@ def first_shared(problem: Problem, names: Iterable[str]) -> GlobalModel:
 
 
 def means_over(old: State, replies: Iterable[tuple[Id, Trained]], net: Network) -> State:
-    """The mean of each entry over the clients that sent it, by their numbers of samples; `old` where nobody did."""
+    """The mean of each entry over the clients that sent it, weighted by samples; `old` for entries that none sent."""
     means = net.entry_means(old)
     for _, reply in replies:
         means.add(reply.theta.dense(), weight=reply.samples)
@@ -65,7 +65,7 @@ def means_over(old: State, replies: Iterable[tuple[Id, Trained]], net: Network) 
 
 
 def train_whole(message: Model, site: Site, local: Local, **hooks: Unpack[Hooks]) -> Trained:
-    """Train the whole model as it comes, score it as `personalised` and send it back."""
+    """Train the received model, score it as `personalised` and send it back."""
     model = site.model(message.theta.dense())
     site.fit(model, local, **hooks)
     site.score("personalised", model)
@@ -73,7 +73,7 @@ def train_whole(message: Model, site: Site, local: Local, **hooks: Unpack[Hooks]
 
 
 def train_shared(state: Own, message: Model, site: Site, local: Local) -> Trained:
-    """Train what comes with what the client has of its own, keep all of it, and send back what came.
+    """Train the received entries with the client's own, keep all, and send back the received ones.
 
     The model before training is scored as `combined`, after it as `cohort`.
     """
@@ -98,11 +98,11 @@ def own_model(state: Own, site: Site) -> nn.Module | None:
 
 
 def learnt_entries(model: nn.Module) -> list[str]:
-    """Names of the entries that travel and are parameters; of one that layers share, each of its names."""
+    """Names of the sent entries that are parameters; a parameter that layers share is listed with each name."""
     return [name for name, value in trained_entries(model).items() if isinstance(value, nn.Parameter)]
 
 
 def parameters_among(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Those of the names that are of parameters that require gradients, in the model's order."""
+    """Those of the names whose parameters require gradients, in the model's order."""
     wanted = set(names)
     return [name for name, p in model.named_parameters() if name in wanted and p.requires_grad]

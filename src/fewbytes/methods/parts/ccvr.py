@@ -1,5 +1,5 @@
 """CCVR: Luo, Chen, Hu, Zhang, Liang, Feng, "No Fear of Heterogeneity: Classifier Calibration for Federated Learning
-with Non-IID Data", NeurIPS 2021: statistics of features by class, merged over clients; virtual features from them.
+with Non-IID Data", NeurIPS 2021: feature statistics per class, merged over clients; virtual features drawn from them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Covariance = Literal["correct", "released"]
 
 @payload
 class ClassStatistics:
-    """What one client knows of its features, for the classes it holds, in ascending order.
+    """One client's feature statistics for its classes, in ascending order.
 
-    `counts`: `n` (classes,) int64, zero where it holds none. `means`: `mean` (held, D); `scatters`: `scatter`
-    (held, D (D + 1) / 2), the lower triangles of sum (g - mean)(g - mean)^T; float32.
+    `counts`: `n` (classes,) int64, zero for classes it does not have. `means`: `mean` (present, D); `scatters`:
+    `scatter` (present, D (D + 1) / 2), the lower triangles of sum (g - mean)(g - mean)^T; float32.
     """
 
     counts: Annotated[Dense, COUNTS]
-    means: Annotated[Dense, EXACT]  # few, and small beside the scatters
+    means: Annotated[Dense, EXACT]  # small compared with the scatters
     scatters: Dense
 
 
 def of_features(classes: int, size: int) -> Callable[[Id, ClassStatistics], None]:
-    """A check for `Network.call`: statistics of so many features, of those of the classes that are counted."""
+    """A check for `Network.call`: statistics of `size` features, for exactly the classes with a count above zero."""
 
     def check(client: Id, reply: ClassStatistics) -> None:
         check_like(reply.counts.state, {"n": torch.empty(classes, dtype=torch.int64)})
@@ -68,7 +68,7 @@ def class_statistics(features: Tensor, labels: Tensor, classes: int) -> ClassSta
 
 
 def whole(statistics: ClassStatistics) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts (C,), means (C, D) and scatter matrices (C, D, D) in float64; zeros for classes not held."""
+    """Counts (C,), means (C, D) and scatter matrices (C, D, D) in float64; zeros for absent classes."""
     counts = statistics.counts.state["n"]
     mean, scatter = statistics.means.state["mean"].double(), statistics.scatters.state["scatter"].double()
     classes, size = len(counts), mean.shape[1]
@@ -87,7 +87,7 @@ def merge(
     """N_c (C,), mu_c (C, D), Sigma_c (C, D, D) from clients' counts (M, C), means (M, C, D), scatters (C, D, D) each.
 
     Sigma_c = (sum_m S_mc + sum_m n_mc (mu_mc - mu_c)(mu_mc - mu_c)^T) / (N_c - 1), which is CCVR's formula for unbiased
-    local covariances; zero where N_c = 1. Rows of classes nobody holds are not numbers. `released`: as FuseFL's code
+    local covariances; zero where N_c = 1. Rows of classes without samples are NaN. `released`: as FuseFL's code
     computes it, with biased local covariances and without the last term, - N_c / (N_c - 1) mu_c mu_c^T.
     """
     n = counts.double()
@@ -106,8 +106,8 @@ def merge(
 
 
 def elected(counts: Tensor, means: Tensor, scatters: Sequence[Tensor], vote: Vote) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by votes of the clients that hold a class, in which their numbers of samples do not count: on its mean,
-    and on what it scatters around that, by each client's local covariance and mean."""
+    """As `merge`, by a vote of the clients that have a class, unweighted by samples: first on its mean, then on its
+    covariance around that mean, from each client's local covariance and mean."""
     present = counts > 0
     mean = vote(means, present[:, :, None].expand_as(means))
     cov = torch.zeros(*mean.shape, mean.shape[1]).double()
@@ -122,9 +122,9 @@ def elected(counts: Tensor, means: Tensor, scatters: Sequence[Tensor], vote: Vot
 def virtual_features(
     totals: Tensor, means: Tensor, covariances: Tensor, samples: int, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Features (classes held * samples, D), float32, and labels: `samples` of N(mu_c, Sigma_c) for each class held.
+    """Features (present classes * samples, D), float32, and labels: `samples` draws of N(mu_c, Sigma_c) per class.
 
-    Covariances may be rank-deficient: factored by eigenvalues, those below zero taken as zero.
+    Covariances may be rank-deficient: they are factored by eigenvalues, and negative ones count as zero.
     """
     drawn, labels = [], []
     for c in totals.nonzero().flatten().tolist():
@@ -140,9 +140,9 @@ def calibrated(
     classifier: State, clients: Sequence[ClassStatistics], samples: int, covariance: Covariance, local: Local,
     rng: np.random.Generator, vote: Vote | None = None,
 ) -> State:  # fmt: skip
-    """The linear classifier after one epoch on virtual features of the clients' merged statistics, or voted ones.
+    """The linear classifier after one epoch on virtual features from the clients' merged, or voted, statistics.
 
-    Shuffled, plain SGD on the cross-entropy, without momentum; at the learning rate and batch of `local`.
+    Training is shuffled plain SGD on the cross-entropy, without momentum, with the lr and batch of `local`.
     """
     counts, means = (torch.stack(part) for part in zip(*(whole(client)[:2] for client in clients), strict=True))
     scatters = (whole(client)[2] for client in clients)

@@ -2,12 +2,12 @@
 Kungurtsev, Chen, Shah, Lin, "Efficient Distribution Similarity Identification in Clustered Federated Learning via
 Principal Angles between Client Data Subspaces", AAAI 2023.
 
-Before round 1 every client sends the first left singular vectors of its samples; the server groups the clients whose
-data span alike subspaces. Then the method runs in each group as if there were no other clients; in a round a cohort is
-drawn of all. A client the run did not know sends its vectors when it comes and joins the nearest group. With one
-cluster no vectors are sent.
+Before round 1 every client sends the first left singular vectors of its samples; the server groups clients whose data
+span similar subspaces. The method then runs in each group as if there were no other clients; each round's cohort is
+sampled from all clients. A new client sends its vectors when it joins and is put into the nearest group. With one
+cluster, no vectors are sent.
 
-Bytes per client, before lossless coding: once 4 f d up, for d vectors of f features; in a round the method's own.
+Bytes per client, before lossless coding: 4 f d up once, for d vectors of f features; in each round the method's own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fewbytes.methods.parts.wrapper import Wrapper, packed, unpacked
 class Clusters:
     """The server's state."""
 
-    states: list[bytes]  # of the method in each cluster, as frames; empty: it has none
+    states: list[bytes]  # the method's state in each cluster, as frames; empty if it has none
     cluster_of: dict[Id, int] = field(default_factory=dict)
     subspaces: dict[Id, Subspace] = field(default_factory=dict)
 
@@ -67,15 +67,17 @@ class Clustered(Wrapper):
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Method) or isinstance(self.inner, Wrapper):
-            raise UserError(f"clusters are of a method that has none, like FedAvg(), not of {self.inner!r}")
+            raise UserError(f"clusters need a method without clusters of its own, such as FedAvg(), not {self.inner!r}")
         if self.inner.own_rounds:
-            raise UserError(f"{self.inner.method_name} has rounds of its own, and cannot be run in clusters")
+            raise UserError(f"{self.inner.method_name} sets its own rounds, so it cannot run in clusters")
         if self.inner.promises.streams:
-            raise UserError(f"{self.inner.method_name} takes replies as they come, of all clients: leave clusters out")
+            raise UserError(
+                f"{self.inner.method_name} aggregates replies of all clients as they arrive: leave clusters out"
+            )
         super().__post_init__()
 
     @property
-    def promises(self) -> Promises:  # type: ignore[override]  # of each one its own
+    def promises(self) -> Promises:  # type: ignore[override]  # depends on the inner method
         return replace(super().promises, aggregates=self.inner.promises.aggregates)
 
     @property
@@ -113,7 +115,7 @@ class Clustered(Wrapper):
         if missed:
             if len(missed) == asked:
                 raise missed[0]
-            net.note("clusters too few of whose clients answered stay as they are", f"{len(missed)} of {self.clusters}")
+            net.note("clusters with too few replies stay unchanged", f"{len(missed)} of {self.clusters}")
 
     def finish(self, state: Clusters, net: Network) -> None:
         for k in range(self.clusters):
@@ -132,7 +134,7 @@ class Clustered(Wrapper):
 
     @contextmanager
     def opened(self, state: Clusters, k: int, net: Network) -> Iterator[tuple[Any, Network]]:
-        """The method's state in cluster k, kept as it is afterwards, and the cluster's part of the network."""
+        """The method's state in cluster k, saved on exit, and the network restricted to the cluster's clients."""
         inner = unpacked(self.inner.state_class("server"), state.states[k])
         yield inner, net.among([i for i in net.clients if state.cluster_of.get(i) == k], f"cluster {k}")
         state.states[k] = packed(inner)
@@ -141,13 +143,13 @@ class Clustered(Wrapper):
         return described(site, self.vectors)
 
     def global_model(self, state: Clusters, problem: Problem) -> nn.Module | None:
-        """The model of all clients, where they are in one cluster."""
+        """The method's global model if there is only one cluster."""
         if self.clusters > 1:
             return None
         return self.inner.global_model(unpacked(self.inner.state_class("server"), state.states[0]), problem)
 
     def server_models(self, state: Clusters, problem: Problem) -> dict[str, nn.Module]:
-        """Of more than one cluster each one's, as `cluster-0` and so on."""
+        """With several clusters, each one's model as `cluster-0` and so on."""
         if self.clusters == 1:
             return super().server_models(state, problem)
         kind = self.inner.state_class("server")

@@ -1,9 +1,9 @@
-"""Clusters of clients whose data span alike subspaces, found once, and the nearest one to a newcomer; after PACFL:
+"""Finds clusters of clients whose data span similar subspaces, and the cluster nearest to a newcomer; after PACFL:
 Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, "Efficient Distribution Similarity Identification in Clustered
 Federated Learning via Principal Angles between Client Data Subspaces", AAAI 2023.
 
-Every client sends the first left singular vectors of its samples; the server groups the clients, by K-means or as a
-hierarchy.
+Every client sends the first left singular vectors of its samples; the server clusters the clients by K-means or
+hierarchically.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fewbytes.data.named import one_tensor
 from fewbytes.wire import Dense, payload
 
 Similarity = Literal["projections", "vectors"]
-"""Of subspaces, or of the singular vectors as they are."""
+"""Similarity of subspaces, or of the singular vectors themselves."""
 Grouping = Literal["k-means", "hierarchical"]
-"""How clients are grouped by their distances: as GENE-FL does, or as PACFL."""
+"""The clustering algorithm: k-means as in GENE-FL, or hierarchical as in PACFL."""
 
 
 @payload
@@ -46,21 +46,19 @@ class Subspace:
 
 
 def check_clusters(problem: Problem, clusters: int, vectors: int, grouping: Grouping = "k-means") -> None:
-    """Raises UserError for a problem whose clients cannot be clustered so, or not with what is installed."""
+    """Raises UserError for a problem whose clients cannot be clustered this way, or if a package is missing."""
     if clusters > 1:
         needs(f"{grouping} clustering", "clusters", "sklearn" if grouping == "k-means" else "scipy")
     there = len(problem.clients_in(1))
     if clusters > there:
-        raise UserError(
-            f"clusters is {clusters}, more than the {there} clients there are at first: set clusters={there} or less"
-        )
+        raise UserError(f"clusters is {clusters}, more than the {there} initial clients: set clusters={there} or less")
     features = math.prod(one_tensor(problem.sample).shape[1:]) if problem.sample is not None else vectors
     if clusters > 1 and vectors > features:
         raise UserError(f"vectors is {vectors}, more than the {features} features of a sample")
 
 
 def described(site: Site, vectors: int) -> Subspace:
-    """A client's subspace. Raises UserError for samples that are no numbers."""
+    """A client's subspace. Raises UserError for samples that are not finite."""
     x = site.tensors(site.train)[0]
     if not x.isfinite().all():
         raise UserError(f"client {site.me} has samples that are not finite numbers (NaN?): correct or remove them")
@@ -68,7 +66,7 @@ def described(site: Site, vectors: int) -> Subspace:
 
 
 def spanned_by(vectors: int) -> Callable[[Id, Subspace], None]:
-    """A check for `Network.call`: so many vectors, none longer than 1, of samples of the shape that comes with them."""
+    """A check for `Network.call`: `vectors` vectors of norm at most 1, matching the sample shape in the same reply."""
 
     def check(client: Id, reply: Subspace) -> None:
         columns = reply.vectors.state.get("", torch.empty(0))
@@ -80,13 +78,13 @@ def spanned_by(vectors: int) -> Callable[[Id, Subspace], None]:
 
 
 def of_one_shape(replies: Iterable[tuple[Id, Subspace]], problem: Problem) -> dict[Id, Subspace]:
-    """The clients' subspaces. Raises UserError, as it reads it, for one of samples of another shape."""
+    """The clients' subspaces. Raises UserError, as it reads them, if samples of one have another shape."""
     found: dict[Id, Subspace] = {}
     shape = None if problem.sample is None else problem.sample_shape
     for client, reply in replies:
         shape, its = shape or tuple(reply.shape), tuple(reply.shape)
         if its != shape:
-            raise UserError(f"client {client}'s samples have shape {its}, the others' {shape}: they must have one")
+            raise UserError(f"client {client}'s samples have shape {its}, the others' {shape}: all must be equal")
         found[client] = reply
     return found
 
@@ -94,11 +92,11 @@ def of_one_shape(replies: Iterable[tuple[Id, Subspace]], problem: Problem) -> di
 def clusters_of(
     subspaces: Mapping[Id, Subspace], clusters: int, similarity: Similarity, grouping: Grouping, net: Network
 ) -> dict[Id, int]:
-    """The cluster of each client that is there; who did not answer is put into the largest. Raises UserError."""
+    """The cluster of each present client; those that did not answer join the largest. Raises UserError."""
     if clusters == 1:
         return dict.fromkeys(net.clients, 0)
     if len(subspaces) < clusters:
-        raise UserError(f"clusters is {clusters}, but only {len(subspaces)} clients are there: lower it")
+        raise UserError(f"clusters is {clusters}, but only {len(subspaces)} clients are present: lower it")
     clients = sorted(subspaces)
     columns = [subspaces[i].columns for i in clients]
     points = embedding(columns) if similarity == "projections" else torch.stack([u.T.flatten() for u in columns])
@@ -130,8 +128,8 @@ def nearest(
 def subspace(samples: Tensor, vectors: int) -> Tensor:
     """U_i (f, d), float32: the first d left singular vectors of the samples (m, …) as columns of (f, m), uncentred.
 
-    In every column the entry of largest magnitude (the first of equals) is positive. A direction the samples do not
-    have (fewer samples than d, or constant features) is a column of zeros, which is like nobody's.
+    In every column the entry of largest magnitude (the first of equal ones) is positive. Directions the samples lack
+    (fewer samples than d, or constant features) are columns of zeros, orthogonal to all others.
     """
     columns = samples.flatten(1).T.double().cpu()
     u, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
@@ -144,21 +142,21 @@ def subspace(samples: Tensor, vectors: int) -> Tensor:
 
 
 def likeness(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
-    """||U_i^T U_j||_F^2 of two lists of subspaces, float64 (n, m): the sum of squared cosines of principal angles."""
+    """||U_i^T U_j||_F^2 for two lists of subspaces, float64 (n, m): sums of squared cosines of principal angles."""
     a, b = (torch.stack(list(us)).double() for us in (first, second))
     cosines = a.permute(0, 2, 1).flatten(0, 1) @ b.permute(1, 0, 2).flatten(1)
     return cosines.view(len(a), a.shape[2], len(b), b.shape[2]).square().sum((1, 3))
 
 
 def embedding(subspaces: Sequence[Tensor]) -> Tensor:
-    """Points (n, n) as far from each other as the projections U U^T are, by Frobenius norm."""
+    """Points (n, n) whose distances are the Frobenius distances of the projections U U^T."""
     values, directions = torch.linalg.eigh(likeness(subspaces, subspaces))
     points: Tensor = directions * values.clamp(min=0).sqrt()
     return points
 
 
 def subspace_distance(own: Tensor, members: Sequence[Tensor], similarity: str = "projections") -> float:
-    """Eq. 12: from a subspace (f, d) to a cluster's mean, of projections U U^T or of the vectors themselves."""
+    """Eq. 12: the distance of a subspace (f, d) to a cluster's mean projection U U^T, or mean vectors."""
     if similarity == "vectors":
         return float((own.double() - torch.stack(list(members)).double().mean(0)).norm())
     square = likeness([own], [own]).sum() - 2 * likeness([own], members).mean() + likeness(members, members).mean()
@@ -166,19 +164,19 @@ def subspace_distance(own: Tensor, members: Sequence[Tensor], similarity: str = 
 
 
 def k_means(points: Tensor, clusters: int, seed: int) -> list[int]:
-    """The cluster of each point (n, …): k-means++ of 10 starts; clusters are numbered as they first appear."""
+    """The cluster of each point (n, …): k-means++ with 10 starts; clusters are numbered as they first appear."""
     from sklearn.cluster import KMeans  # slow to import
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than clusters: some stay empty
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters: some stay empty
         found = KMeans(clusters, n_init=10, random_state=seed % 2**32).fit(points.numpy()).labels_
     return numbered(found)
 
 
 def hierarchical(points: Tensor, clusters: int) -> list[int]:
-    """The cluster of each point (n, …), n at least 2: the two clusters nearest to each other, by the mean distance of
-    their points, become one until so many are left; they are numbered as they first appear."""
+    """The cluster of each point (n, …), n at least 2. The two clusters with the smallest mean distance of points are
+    merged until `clusters` remain; they are numbered as they first appear."""
     from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
 
     return numbered(cut_tree(linkage(points.double().numpy(), "average"), clusters).ravel())

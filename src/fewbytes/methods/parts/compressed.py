@@ -1,4 +1,4 @@
-"""What methods share whose clients send their change of the model, compressed; batch-norm statistics go as they are."""
+"""Base of methods whose clients send compressed model changes; batch-norm statistics are sent uncompressed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fewbytes.wire import Dense, Packages, Quantised, Signs, TopK
 
 
 class Change(Protocol):
-    """What clients reply: their change of the model, compressed, and their batch-norm statistics."""
+    """A client's reply: its compressed change of the model, and its batch-norm statistics."""
 
     @property
     def change(self) -> Quantised | Signs | Packages | TopK: ...
@@ -39,19 +39,19 @@ class ServerModel:
 class Residual:
     """A client's state, for error feedback."""
 
-    error: State  # what it could not send yet, e_i; nothing at first
+    error: State  # e_i, not sent yet; empty at first
 
     def added(self, change: State) -> State:
         """Delta_i + e_i."""
         return {name: value + self.error[name] if name in self.error else value for name, value in change.items()}
 
     def keep(self, wanted: State, sent: State) -> None:
-        """e_i is what was wanted and not sent."""
+        """Set e_i to the difference of `wanted` and `sent`."""
         self.error = {name: value - sent[name] for name, value in wanted.items()}
 
 
 def first_server_model(problem: Problem) -> ServerModel:
-    """The first weights, what is learnt and what is not."""
+    """The initial weights: parameters and batch-norm statistics."""
     first, learnt = problem.first_state(), dict(problem.first_model().named_parameters(remove_duplicate=False))
     return ServerModel(
         {name: value for name, value in first.items() if name in learnt},
@@ -65,7 +65,7 @@ def message(state: ServerModel) -> Model:
 
 
 def take_means(state: ServerModel, replies: Iterable[tuple[Id, Change]], net: Network) -> State:
-    """The plain mean of the clients' changes; that of their batch-norm statistics takes the place of the server's."""
+    """The plain mean of the clients' changes; the mean of their batch-norm statistics replaces the server's."""
     mean = net.mean(state.buffers)
     for _, reply in replies:
         mean.add(reply.change.dense() | reply.buffers.dense())
@@ -75,16 +75,16 @@ def take_means(state: ServerModel, replies: Iterable[tuple[Id, Change]], net: Ne
 
 
 def moved(theta: State, change: State) -> State:
-    """The model after a change of it, of its own types."""
+    """The model plus a change, in the model's dtypes."""
     return theta | {name: (theta[name] + value).to(theta[name].dtype) for name, value in change.items()}
 
 
 def trained_change(
     message: Model, site: Site, local: Local, before_step: Callable[[nn.Module], None] | None = None
 ) -> tuple[State, Dense]:
-    """Train the model: Delta_i of every parameter that learns, float32, and the batch-norm statistics.
+    """Train the model; returns Delta_i of every trained parameter, float32, and the batch-norm statistics.
 
-    `before_step` is called with the model when a batch's gradients are there.
+    `before_step` is called with the model once a batch's gradients are computed.
     """
     theta = message.theta.dense()
     model = site.model(theta)

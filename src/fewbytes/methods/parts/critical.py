@@ -1,5 +1,5 @@
-"""Critical values, those whose loss would move most if they were set to zero: which they are, whose overlap, and what
-clients that sent only them come to. The equations are FedPURIN's; FedCAC shares some."""
+"""Critical values, whose removal would change the loss most: selection, overlap between clients, and aggregation of
+uploads that hold only critical values. The equations are FedPURIN's; FedCAC shares some."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fewbytes.base.state import EntryMeans, State
 from fewbytes.core.aggregation import VOTERS
 from fewbytes.core.network import Vote
 
-WORDS_AT_ONCE = 1 << 17  # of all masks, 64 bits each, that are compared: a megabyte stays near the processor
+WORDS_AT_ONCE = 1 << 17  # 64-bit words of all masks compared at a time: a megabyte stays in the cache
 
 
 def scores(theta: Tensor, gradient: Tensor, hessian: bool = False) -> Tensor:
-    """Eq. 7: |-g theta + (g theta)^2 / 2|, or |g theta| without the second-order term; not finite counts as 0."""
+    """Eq. 7: |-g theta + (g theta)^2 / 2|, or |g theta| without the second-order term; non-finite scores count as 0."""
     p = gradient * theta
     c = (p.square() / 2 - p).abs() if hessian else p.abs()
     return c.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def critical(score: Tensor, tau: float, cutoff: float = 1e-10, least: float | None = None) -> Tensor:
-    """Eq. 8: true at the floor(tau d) largest scores of a layer of d elements, ties at the threshold included.
+    """Eq. 8: true at the floor(tau d) largest scores of a layer of d elements, including ties at the threshold.
 
-    A threshold up to `cutoff` becomes the smallest score above `least` (default: above the cut-off), if there is one.
+    A threshold of at most `cutoff` becomes the smallest score above `least` (default: `cutoff`), if there is one.
     """
     flat = score.reshape(-1)
     k = int(tau * flat.numel())
@@ -43,26 +43,28 @@ def critical(score: Tensor, tau: float, cutoff: float = 1e-10, least: float | No
 
 
 def check_mask(mask: State, model: nn.Module, names: Sequence[str], tau: float) -> None:
-    """Raises MethodError for a mask that is not of these entries, or has more than floor(tau d) ones in one and not all
-    d, as a layer on which the loss does not depend: there all scores are 0, and tie. In half precision many tie: twice
-    as many may be."""
+    """Raises MethodError for a mask of other entries, or with more than floor(tau d) ones in an entry, unless all d are
+    ones: all scores are 0, and tie, in a layer that does not affect the loss. In half precision, with its many ties,
+    twice as many are allowed."""
     if mask.keys() != set(names):
-        raise MethodError("its mask is not of the entries that take part")
+        raise MethodError("its mask is not of the shared entries")
     for name, of in mask.items():
         most = int(tau * of.numel()) * (1 if model.get_parameter(name).itemsize > 2 else 2)
         if most < (ones := int(of.count_nonzero())) < of.numel():
-            raise MethodError(f"its mask has {ones} ones of {of.numel()} in {name!r}, more than its part tau={tau:g}")
+            raise MethodError(
+                f"its mask has {ones} ones of {of.numel()} in {name!r}, more than the fraction tau={tau:g}"
+            )
 
 
 def packed(mask: State) -> NDArray[np.uint8]:
-    """A mask's entries one after another, eight a byte, the highest bit first."""
+    """A mask's entries concatenated, eight per byte, highest bit first."""
     return np.packbits(np.concatenate([m.numpy().reshape(-1) for m in mask.values()]))
 
 
 def overlap(masks: Iterable[State]) -> NDArray[np.float64]:
     """O_ij = 1 - sum |m_i - m_j| / (2 n_i) over all layers, shape (N, N), not symmetric; the diagonal is NaN.
 
-    Rows of a mask without ones are 0.
+    Rows of masks without ones are 0.
     """
     words = np.stack([np.pad(bits := packed(mask), (0, -len(bits) % 8)).view(np.uint64) for mask in masks])
     ones = np.bitwise_count(words).sum(1, dtype=np.int64)
@@ -86,7 +88,7 @@ def threshold(overlaps: NDArray[np.float64], t: int, beta: int) -> float:
 
 
 def collaborators(overlaps: NDArray[np.float64], t: int, beta: int) -> NDArray[np.bool_]:
-    """C_i as row i of a bool (N, N) table, i itself included: O_ij >= T(t); nobody else after round beta."""
+    """C_i as row i of a bool (N, N) table, i itself included: O_ij >= T(t); only i after round beta."""
     group = np.eye(len(overlaps), dtype=bool)
     if t <= beta and len(overlaps) > 1:
         group |= np.nan_to_num(overlaps, nan=-np.inf) >= threshold(overlaps, t, beta)
@@ -115,7 +117,7 @@ def sparse_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
 def critical_votes(
     uploads: Sequence[State], masks: Sequence[State], group: NDArray[np.bool_], vote: Vote
 ) -> list[State]:
-    """What stands in for Eq. 9: the vote of those of C_i and i that sent a value; i's own where they are too few."""
+    """Eq. 9 with a vote of the clients of C_i that sent a value; i's own value if they are too few."""
     votes: list[State] = [dict(upload) for upload in uploads]
     for name, first in uploads[0].items():
         values, sent = (torch.stack([state[name] for state in states]) for states in (uploads, masks))
@@ -126,8 +128,7 @@ def critical_votes(
 
 
 def sparse_vote(uploads: Sequence[State], masks: Sequence[State], vote: Vote) -> State:
-    """What stands in for Eq. 10: the vote of those that sent a value, times their part of all; 0 where they are too
-    few."""
+    """Eq. 10 with a vote of the clients that sent a value, times their fraction of all; 0 if they are too few."""
     mean: State = {}
     for name, first in uploads[0].items():
         values, sent = (torch.stack([state[name] for state in states]) for states in (uploads, masks))

@@ -1,6 +1,6 @@
-"""What server-side distillation is made of: losses, a generator of samples, pools of them, the training of a student.
+"""Parts of server-side distillation: losses, a generator of samples, sample pools, the training of a student.
 
-Logits are (n, classes), images (n, channels, height, width) with values in 0..1. Randomness is torch's global one.
+Logits are (n, classes), images (n, channels, height, width) with values in 0..1. Randomness is torch's global state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fewbytes.data import Split
 
 
 def divergence(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(softmax(t / T) || softmax(s / T)) of every sample, (n,)."""
+    """KL(softmax(t / T) || softmax(s / T)) per sample, (n,)."""
     log_p, log_q = F.log_softmax(teacher / temperature, 1), F.log_softmax(student / temperature, 1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
@@ -33,7 +33,7 @@ def distillation_loss(teacher: Tensor, student: Tensor, temperature: float = 1.0
 
 
 def adversarial_loss(teacher: Tensor, student: Tensor, temperature: float = 1.0, masked: bool = True) -> Tensor:
-    """-T^2 times the mean divergence, `masked`: counting only samples the two give different classes (DENSE)."""
+    """-T^2 times the mean divergence; `masked`: only samples that the two classify differently count (DENSE)."""
     apart = divergence(teacher, student, temperature)
     if masked:
         apart = apart * (teacher.argmax(1) != student.argmax(1))
@@ -41,14 +41,14 @@ def adversarial_loss(teacher: Tensor, student: Tensor, temperature: float = 1.0,
 
 
 def jensen_shannon(teacher: Tensor, student: Tensor, temperature: float = 3.0) -> Tensor:
-    """DeepInversion's mean JS divergence, of probabilities clamped to [0.01, 0.99]."""
+    """DeepInversion's mean JS divergence; probabilities are clamped to [0.01, 0.99]."""
     p, q = F.softmax(teacher / temperature, 1), F.softmax(student / temperature, 1)
     p, q, middle = (v.clamp(0.01, 0.99) for v in (p, q, (p + q) / 2))
     return (middle * (2 * middle.log() - p.log() - q.log())).sum(1).mean() / 2
 
 
 def competition_loss(teacher: Tensor, student: Tensor, temperature: float = 3.0) -> Tensor:
-    """1 - JS: what Adaptive DeepInversion adds so that teacher and student disagree."""
+    """1 - JS: Adaptive DeepInversion's term for disagreement of teacher and student."""
     return 1 - jensen_shannon(teacher, student, temperature).clamp(0, 1)
 
 
@@ -88,7 +88,7 @@ def total_variation(x: Tensor) -> Tensor:
 
 @contextmanager
 def batch_norm_terms(model: nn.Module) -> Iterator[list[Tensor]]:
-    """A list to which every forward pass adds the statistics loss of each batch normalisation; empty it in between."""
+    """A list to which each forward pass appends every batch-norm layer's statistics loss; clear it between passes."""
     terms: list[Tensor] = []
 
     def compare(layer: nn.Module, args: tuple[Tensor]) -> None:
@@ -105,7 +105,7 @@ def batch_norm_terms(model: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def classifier_inputs(models: nn.ModuleList) -> Iterator[list[Tensor]]:
-    """A list to which every forward pass adds what the last linear layer of each model is given."""
+    """A list to which each forward pass appends the input of each model's last linear layer."""
     inputs: list[Tensor] = []
     layers = [[m for m in model.modules() if isinstance(m, nn.Linear)][-1:] for model in models]
     hooks = [m.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for last in layers for m in last]
@@ -120,7 +120,7 @@ def classifier_inputs(models: nn.ModuleList) -> Iterator[list[Tensor]]:
 
 
 class Generator(nn.Module):
-    """Noise (n, latent) to images of `shape`: a linear layer to a quarter of the size, twice up-sampled and convolved.
+    """Maps noise (n, latent) to images of `shape`: a linear layer to a quarter of the size, up-sampled twice.
 
     Source: DENSE (Zhang et al. 2022), with its 64 basic channels.
     """
@@ -157,8 +157,8 @@ def _larger(channels_in: int, channels_out: int, up: nn.Upsample) -> tuple[nn.Mo
 
 
 def shifted_and_flipped(x: Tensor) -> Tensor:
-    """Each image moved by up to an eighth of its size each way (4 pixels of 32), zeros from the border, and possibly
-    mirrored: the random crop of a padded image."""
+    """Each image shifted by up to an eighth of its size (4 of 32 pixels) with zero padding, and randomly mirrored: a
+    random crop of the padded image."""
     n, _, height, width = x.shape
     theta = torch.zeros(n, 2, 3)
     theta[:, 0, 0] = torch.randint(2, (n,)) * 2 - 1
@@ -171,14 +171,14 @@ def shifted_and_flipped(x: Tensor) -> Tensor:
 
 
 def rolled_and_flipped(x: Tensor, reach: int = 2) -> Tensor:
-    """The batch rolled by up to `reach` pixels each way and randomly mirrored (DeepInversion's jitter)."""
+    """The batch rolled by up to `reach` pixels per axis and randomly mirrored (DeepInversion's jitter)."""
     down, right = (int(n) for n in torch.randint(-reach, reach + 1, (2,)))
     x = x.roll((down, right), (2, 3))
     return x.flip(3) if torch.rand(()) < 0.5 else x
 
 
 def noise(samples: int, shape: tuple[int, ...]) -> Split:
-    """Gaussian noise, every sample scaled to 0..1."""
+    """Gaussian noise; each sample is scaled to 0..1."""
     x = torch.randn(samples, *shape)
     flat = x.flatten(1)
     low, high = flat.amin(1), flat.amax(1)
@@ -187,7 +187,7 @@ def noise(samples: int, shape: tuple[int, ...]) -> Split:
 
 
 class ImagePool:
-    """Samples made so far and a target of each, such as the teacher's logits; room for `capacity`."""
+    """Up to `capacity` generated samples, each with a target such as the teacher's logits."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.filled = capacity, 0
@@ -215,7 +215,7 @@ class ImagePool:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode and its parameters without gradients, then as they were before."""
+    """Put the model in eval mode without gradients; restore both on exit."""
     training, learnt = model.training, [p for p in model.parameters() if p.requires_grad]
     model.eval().requires_grad_(False)
     try:
@@ -228,26 +228,26 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 def logits_of(model: nn.Module, data: Split, device: str, batch: int = 250) -> Tensor:
-    """The model's logits for all samples of a split, in eval mode, (n, classes)."""
+    """The model's logits (n, classes) for all samples of a split, in eval mode."""
     with frozen(model), torch.no_grad():
         parts = (data.take(range(i, min(i + batch, len(data)))) for i in range(0, len(data), batch))
         return torch.cat([model(ready(part.load(device)[0])) for part in parts])
 
 
 def shuffled(samples: int, batch: int) -> Iterator[Tensor]:
-    """One pass over `samples` numbers in random order, in batches."""
+    """One pass over the row numbers 0..samples-1 in random order, in batches."""
     order = torch.randperm(samples)
     return (order[start:stop] for start, stop in batches(samples, batch, "kept"))
 
 
 def endless(samples: int, batch: int) -> Iterator[Tensor]:
-    """Pass after pass of `shuffled`."""
+    """Endless passes of `shuffled`."""
     while True:
         yield from shuffled(samples, batch)
 
 
 def step(optimiser: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> None:
-    """One step down the loss; `clip`: the largest norm its gradient may have."""
+    """One optimiser step on the loss; `clip`: maximum gradient norm."""
     optimiser.zero_grad()
     loss.backward()
     if clip is not None:
@@ -256,7 +256,7 @@ def step(optimiser: torch.optim.Optimizer, loss: Tensor, clip: float | None = No
 
 
 def lowest(steps: int, objective: Callable[[], tuple[Tensor, Tensor]], optimiser: torch.optim.Optimizer) -> Tensor:
-    """Minimise `objective() -> (samples, loss)`; the samples of the step with the lowest loss."""
+    """Minimise `objective() -> (samples, loss)`; returns the samples of the step with the lowest loss."""
     best, kept = math.inf, torch.empty(0)
     for _ in range(steps):
         samples, loss = objective()

@@ -1,7 +1,7 @@
-"""What travels in an exchange of secure aggregation, and what both ends make of it: who takes part, and in what view.
+"""The messages of a secure-aggregation exchange, and what client and server both derive from them.
 
-Client and server compute the same from the same numbers, so that a client need not believe whom it is given for a
-neighbour: from the cohort follows the graph, and from all that clients received a view, of which masks are made.
+Both derive the graph of neighbours from the cohort, so a client need not trust the server's choice of neighbours.
+A client derives its view, a digest of all it received; masks are derived from views.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fewbytes.methods.parts.masks import KEY, degree, ring
 from fewbytes.wire import pack, payload
 
 LEAST = 3
-"""Of fewer clients each would learn from the mean what the other sent."""
-MARK = 16  # bytes by which a client confirms to another what it received
+"""The minimum number of clients: with two, each could derive the other's values from the mean."""
+MARK = 16  # bytes of a confirmation from one client to another
 Key = Annotated[bytes, Meta(min_length=KEY, max_length=KEY)]
 
 
 @payload
 class ByClient:
-    """Equally many bytes for each of some clients."""
+    """The same number of bytes for each of some clients."""
 
     clients: Tensor  # int64, ascending
     data: bytes
@@ -39,7 +39,7 @@ class ByClient:
         return cls(torch.tensor(clients, dtype=torch.int64), b"".join(pieces[i] for i in clients))
 
     def each(self, length: int) -> dict[Id, bytes]:
-        """By client. Raises MethodError unless so many bytes are there for each."""
+        """The bytes by client. Raises MethodError unless there are `length` bytes per client."""
         clients = self.clients.flatten().tolist()
         if len(set(clients)) != len(clients) or len(self.data) != length * len(clients):
             raise MethodError(f"{len(self.data)} bytes are not {length} for each of {len(clients)} clients")
@@ -48,17 +48,17 @@ class ByClient:
 
 @payload
 class Keys:
-    """Client to server: its public keys of this exchange, and on how many samples it trains."""
+    """Client to server: its public keys for this exchange, and its number of training samples."""
 
-    sealing: Key  # with which shares for it are sealed
-    masking: Key  # with which masks are agreed on
+    sealing: Key  # to encrypt shares for this client
+    masking: Key  # to agree on masks
     samples: Samples
-    heard: Annotated[bytes, Meta(max_length=KEY)] = b""  # digest of what it last received beside (empty: nothing)
+    heard: Annotated[bytes, Meta(max_length=KEY)] = b""  # digest of the last message without a reply (empty: none)
 
 
 @payload
 class Neighbours:
-    """Server to client: who takes part, and both public keys of each of its neighbours, for sealing and for masking."""
+    """Server to client: the cohort, and both public keys (sealing, masking) of each of the client's neighbours."""
 
     cohort: Tensor  # int64, ascending
     keys: ByClient
@@ -66,7 +66,7 @@ class Neighbours:
 
 @payload
 class Dealt:
-    """Client to server: sealed shares of its secrets for each neighbour, and what its own mask's seed hashes to."""
+    """Client to server: encrypted shares of its secrets for each neighbour, and the digest of its own mask's seed."""
 
     shares: ByClient
     digest: Key
@@ -74,8 +74,8 @@ class Dealt:
 
 @payload
 class Received:
-    """Server to client: who goes on, the shares that its neighbours among them have sealed for it, and what all who go
-    on weigh together."""
+    """Server to client: the continuing clients, the encrypted shares from its neighbours among them, and the total
+    weight of all continuing clients."""
 
     going: Tensor  # int64, ascending
     shares: ByClient
@@ -84,34 +84,34 @@ class Received:
 
 @payload
 class Arrived:
-    """Server to client: of those who went on, whose numbers have come."""
+    """Server to client: the continuing clients whose masked values have arrived."""
 
     there: Tensor  # int64, ascending
 
 
 @payload
 class Confirmed:
-    """Client to server: for each neighbour whose numbers have come a mark by which it knows that this client received
-    the same. Server to client: the marks that its neighbours made for it."""
+    """Client to server: for each neighbour whose values have arrived, a mark that proves that this client received the
+    same. Server to client: the marks from the client's neighbours."""
 
     marks: ByClient
 
 
 @payload
 class Revealed:
-    """Client to server: its shares of the seeds of those there, and of the private keys of those gone."""
+    """Client to server: its shares of the seeds of arrived clients, and of the private keys of dropped ones."""
 
     seeds: ByClient
     keys: ByClient
 
 
 def numbers(clients: Iterable[Id]) -> Tensor:
-    """Clients as they travel."""
+    """Client ids as a tensor."""
     return torch.tensor(sorted(clients), dtype=torch.int64)
 
 
 def clients_in(listed: Tensor) -> list[Id]:
-    """The clients in a list. Raises MethodError unless each is there once, in ascending order."""
+    """The clients in a list. Raises MethodError unless they are unique and in ascending order."""
     clients: list[Id] = listed.flatten().tolist()
     if clients != sorted(set(clients)) or listed.dtype != torch.int64:
         raise MethodError("a list of clients names each once, in ascending order")
@@ -119,14 +119,14 @@ def clients_in(listed: Tensor) -> list[Id]:
 
 
 def graph(cohort: Sequence[Id]) -> dict[Id, list[Id]]:
-    """Each client's neighbours, which follow from who takes part: the ring's order is that of digests."""
+    """Each client's neighbours, determined by the cohort: clients form a ring ordered by digests."""
     head = digest("ring", cohort)
     return ring(sorted(cohort, key=lambda i: digest(head, i)), degree(len(cohort)))
 
 
 def view(cohort: Sequence[Id], going: Sequence[Id], weight: int, handler: str, message: Any, heard: bytes) -> bytes:
-    """A digest of all that clients must have received alike for their masks to cancel: who takes part and who goes on,
-    what they weigh, which handler they run, on what message, after what they heard before."""
+    """A digest of everything that must be equal at all clients for their masks to cancel: the cohort, the continuing
+    clients, the total weight, the handler, its message, and the digest `heard` of the previous message."""
     return digest("view", cohort, going, weight, handler, digest_of_message(message), heard)
 
 
@@ -136,12 +136,12 @@ def masks_of(view: bytes) -> str:
 
 
 def digest_of_message(message: Any) -> bytes:
-    """32 bytes that are equal for equal messages alone; empty for none."""
+    """A digest of 32 bytes of a message; empty for None."""
     return b"" if message is None else bytes(pack(message, coded=False))[-KEY:]
 
 
 def digest(*parts: str | int | bytes | Sequence[Id]) -> bytes:
-    """32 bytes that are equal for equal parts alone."""
+    """A digest of 32 bytes of the parts, unambiguous in their boundaries."""
     hasher = sha256()
     for part in parts:
         text = part if isinstance(part, bytes) else repr(part if isinstance(part, str | int) else list(part)).encode()

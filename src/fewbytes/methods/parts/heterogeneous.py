@@ -1,4 +1,4 @@
-"""What methods share whose clients keep models of their own, of any architecture, and exchange something smaller."""
+"""Base of methods whose clients keep their own models, of any architecture, and exchange something smaller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fewbytes.wire import Dense, payload
 
 @payload
 class ClassVectors:
-    """One vector a class, either way: the rows (n, d) of `vectors`, and whose they are."""
+    """One vector per class, in either direction: the rows (n, d) of `vectors`, and their classes."""
 
     vectors: Dense
     classes: Annotated[list[int], PRESENT]
@@ -49,7 +49,7 @@ class Head:
 
 @payload
 class TrainedHead:
-    """Client to server: its classifier, and on how many samples it was trained."""
+    """Client to server: its classifier, and the number of training samples."""
 
     theta: Annotated[Dense, LEARNT]
     samples: Samples
@@ -57,7 +57,7 @@ class TrainedHead:
 
 @dataclass
 class AuxiliaryMean:
-    """The server's state where all clients share a small model beside their own."""
+    """The server's state if all clients share a small model besides their own."""
 
     auxiliary: State  # empty before the first mean
 
@@ -70,12 +70,11 @@ class Own:
 
 
 STORED = Local(epochs=1, lr=0.01, batch=10, order="stored", last="dropped")
-"""FedKTL's local training, which its paper uses for every method it compares with; samples as the authors' code takes
-them."""
+"""FedKTL's local training, used in its paper for all compared methods; the sample order is the authors' code's."""
 
 
 def own_draw(site: Site) -> Own:
-    """A client's first model: weights it draws itself."""
+    """A client's first model, with weights that the client draws."""
     return Own(state_of(site.model(fresh=True)))
 
 
@@ -83,12 +82,12 @@ def number_of_classes(problem: Problem) -> int:
     """C, from the clients' models. Raises UserError if they differ."""
     classes = {_outputs(model, problem) for model in _models(problem)}
     if len(classes) > 1:
-        raise UserError(f"the clients' models must have the same classes, they give {_listed(classes)}")
+        raise UserError(f"the clients' models must have the same number of classes, not {_listed(classes)}")
     return classes.pop()
 
 
 def feature_sizes(problem: Problem) -> set[int]:
-    """Every K' of the clients' models. Raises UserError if one gives no features."""
+    """All K' of the clients' models. Raises UserError if one gives no features."""
     return {head_sizes(model)[0] for model in _models(problem)}
 
 
@@ -103,7 +102,7 @@ def feature_size(problem: Problem) -> int:
 
 
 def shared_head(problem: Problem) -> nn.Linear:
-    """The classifier of client 0's first model. Raises UserError if not all clients have such a one."""
+    """The classifier of client 0's first model. Raises UserError unless all clients have a classifier like it."""
     feature_size(problem), number_of_classes(problem)
     for model in _models(problem):
         head = head_of(model)
@@ -117,7 +116,7 @@ def shared_head(problem: Problem) -> nn.Linear:
 
 
 def _outputs(model: nn.Module, problem: Problem) -> int:
-    """How many logits a model gives: by its head, or, if it has no parts, for a sample of zeros."""
+    """A model's number of logits: from its head or, if it has none, from a sample of zeros."""
     if has_units(model):
         return head_sizes(model)[1]
     with torch.no_grad():
@@ -137,7 +136,7 @@ def _listed(numbers: set[int]) -> str:
 
 
 def overwrite_head(state: Own, head: State, site: Site) -> None:
-    """Put the server's classifier into the client's model, and score that as `combined`."""
+    """Load the server's classifier into the client's model, and score the model as `combined`."""
     model = site.model(state.theta)
     load_state(head_of(model), head)
     state.theta = state_of(model)
@@ -145,12 +144,12 @@ def overwrite_head(state: Own, head: State, site: Site) -> None:
 
 
 class WithFeatures(nn.Module):
-    """A model that gives its features (n, K') beside its logits (n, C); its parameters and buffers are the model's."""
+    """Returns a model's features (n, K') with its logits (n, C); parameters and buffers are the model's."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._parts = features_of(model), head_of(model)  # in a tuple they are not registered once more
+        self._parts = features_of(model), head_of(model)  # a tuple, so that they are not registered twice
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         features, head = self._parts
@@ -159,7 +158,7 @@ class WithFeatures(nn.Module):
 
 
 class ClassSums:
-    """Rows (n, d) summed by class, batch by batch while a model trains."""
+    """Sums rows (n, d) by class, batch by batch during training."""
 
     def __init__(self) -> None:
         self._sums: dict[int, Tensor] = {}
@@ -174,7 +173,7 @@ class ClassSums:
             self._counts[c] = self._counts.get(c, 0) + len(rows)
 
     def means(self) -> ClassVectors:
-        """The mean of every class that was added."""
+        """The mean of every class with rows."""
         classes = sorted(self._sums)
         rows = [self._sums[c] / self._counts[c] for c in classes]
         return ClassVectors.of(torch.stack(rows) if rows else torch.empty(0, 0), classes)
@@ -198,9 +197,9 @@ def with_means(known: ClassVectors | None, rows: Tensor, labels: Tensor) -> Clas
 
 
 def class_distance(values: Tensor, labels: Tensor, vectors: ClassVectors | None) -> Tensor:
-    """The mean squared distance of values (n, d) to the vectors of their classes; 0 for a class that has none.
+    """The mean squared distance of values (n, d) to the vectors of their classes; 0 for classes without a vector.
 
-    The mean is over all n d components, those of such classes included.
+    The mean is over all n d components, including those of such classes.
     """
     values = values.float()
     if vectors is None:
@@ -212,8 +211,8 @@ def class_distance(values: Tensor, labels: Tensor, vectors: ClassVectors | None)
 
 
 def one_each(classes: int, size: int, longest: float = math.inf) -> Callable[[Id, ClassVectors], None]:
-    """A check for `Network.call`: one vector (size,), of a norm up to `longest`, for each class a client names, of so
-    many classes."""
+    """A check for `Network.call`: one vector (size,) of norm at most `longest` per class that a client names, out of
+    `classes`."""
 
     def check(client: Id, reply: ClassVectors) -> None:
         known = reply.classes
@@ -227,7 +226,7 @@ def one_each(classes: int, size: int, longest: float = math.inf) -> Callable[[Id
 
 
 def gathered(uploads: Iterable[tuple[Id, ClassVectors]]) -> tuple[Tensor, Tensor]:
-    """All clients' rows one after another, (n, d), and their classes, (n,); n is 0 if nobody sent any."""
+    """All clients' rows concatenated, (n, d), and their classes, (n,); n is 0 if no client sent any."""
     rows, labels = [torch.empty(0, 0)], list[int]()
     for _, upload in uploads:
         if upload.classes:
@@ -237,8 +236,8 @@ def gathered(uploads: Iterable[tuple[Id, ClassVectors]]) -> tuple[Tensor, Tensor
 
 
 def elected(rows: Tensor, labels: Tensor, vote: Vote) -> Tensor:
-    """Clients' rows (n, d) of classes `labels` (n,), none longer than the median of them all; of a class that at least
-    three clients sent each row is the vote of theirs, so that the class counts as much as before."""
+    """Clients' rows (n, d) of classes `labels` (n,), clipped to the median norm. If at least three clients sent a
+    class, each of its rows becomes their vote, so that the class keeps its weight."""
     norms = rows.norm(dim=1, keepdim=True)
     most = norms.quantile(0.5) if len(rows) else norms.sum()
     rows = torch.where(norms > most, rows * (most / norms), rows)

@@ -1,4 +1,4 @@
-"""Keeps latent vectors, and what makes them, where an image generator can use them (FedKTL's server)."""
+"""Keeps latent vectors, and the transformer, in the range that an image generator can use (FedKTL's server)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fewbytes.methods.parts.heterogeneous import class_means
 
 
 def use_statistics_of(transformer: nn.Sequential, prototypes: Tensor) -> None:
-    """Give F's batch normalisation the statistics of these prototypes (n, K); a single one has none, and changes none.
+    """Give F's batch normalisation the statistics of these prototypes (n, K); a single prototype changes nothing.
 
-    The last round's fit prototypes that have moved on so badly that F, in eval mode, throws them far out.
+    Statistics of the last round fit the current prototypes badly: in eval mode, F would map them far out.
     """
     if len(prototypes) > 1:
         statistics = transformer[1].state_dict(keep_vars=True)
@@ -24,13 +24,13 @@ def use_statistics_of(transformer: nn.Sequential, prototypes: Tensor) -> None:
 
 
 def shortened(vectors: Tensor, length: float) -> Tensor:
-    """Vectors (n, H), those that are longer brought to `length`: far out Eq. 3 has no gradient to fetch them back."""
+    """Vectors (n, H) clipped to norm `length`: Eq. 3 has no gradient at distant points."""
     scale: Tensor = length / vectors.norm(dim=1, keepdim=True).clamp(min=length)
     return vectors * scale
 
 
 def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tensor, labels: Tensor) -> Tensor:
-    """The centroids (C, H) with the mean of F(P), in eval mode, for every class there is."""
+    """The centroids (C, H), updated with the mean of F(P), in eval mode, for every class in `labels`."""
     with torch.no_grad():
         means = class_means(transformer.eval()(prototypes), labels)
     centroids = centroids.clone()
@@ -41,14 +41,14 @@ def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tens
 def usable_classes(centroids: Tensor, known: list[int], valid: Tensor) -> list[int]:
     """The known classes whose centroids are at most twice as long as the longest of some valid latents (n, H).
 
-    Farther out the generator makes nothing informative, and such vectors would wreck the clients' training.
+    Longer ones give uninformative images, and the vectors would harm the clients' training.
     """
     longest = 2 * valid.norm(dim=1).max()
     return [c for c in known if centroids[c].norm() <= longest]
 
 
 def client_images(images: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Generated images (n, any channels, height, width) as the clients': resized to cover `shape`, centre cut out."""
+    """Generated images (n, any channels, height, width) in the clients' `shape`: resized to cover, centre-cropped."""
     channels, height, width = shape
     factor = max(height / images.shape[2], width / images.shape[3])
     size = [max(goal, round(n * factor)) for n, goal in zip(images.shape[2:], (height, width), strict=True)]

@@ -1,10 +1,10 @@
-"""What secure aggregation is made of: whole numbers that add up, masks that cancel, secrets in shares, who shares.
+"""Primitives of secure aggregation: integers that add up, masks that cancel, secret sharing, graphs of neighbours.
 
 Bonawitz, Ivanov, Kreuter, Marcedone, McMahan, Patel, Ramage, Segal, Seth, "Practical Secure Aggregation for
 Privacy-Preserving Machine Learning", CCS 2017; the graph: Bell, Bonawitz, Gascón, Lepoint, Raykova, "Secure
 Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020; shares: Shamir, "How to Share a Secret", 1979.
 
-All that is random comes from the operating system: nobody who knows a run's seed can foretell it.
+All random numbers come from the operating system, so a run's seed does not predict them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fewbytes.core.problem import Id
 
 Words = NDArray[np.uint32]
 """Numbers modulo 2^32."""
-UNIT = 1 << 30  # what a whole cohort's largest values come to: their sum stays within 31 bits and a sign
-PRIME = (1 << 256) + 297  # the first above every secret of 32 bytes
+UNIT = 1 << 30  # a cohort's largest possible sum: it stays within 31 bits and a sign
+PRIME = (1 << 256) + 297  # a prime above every secret of 32 bytes
 KEY, SECRET, SHARE = 32, 32, 33  # bytes
-SEALED = 2 * SHARE + 16  # bytes of two shares once they are sealed
-BLOCK = 1 << 16  # numbers masked at a time, which stay in the cache
+SEALED = 2 * SHARE + 16  # bytes of two encrypted shares
+BLOCK = 1 << 16  # numbers masked at a time, so that they stay in the cache
 _ZEROS = bytes(4 * BLOCK)
 
 
@@ -44,8 +44,8 @@ _ZEROS = bytes(4 * BLOCK)
 
 
 def quantised(values: Tensor, most: float, part: float) -> Words:
-    """One client's contribution to a weighted mean, flat: `part`, its share of the cohort's weight, of each value, in
-    steps of `most` / 2^30. Raises ValueError for a value beyond `most` or not a number."""
+    """One client's contribution to a weighted mean, flat: each value times `part`, its fraction of the cohort's weight,
+    in steps of `most` / 2^30. Raises ValueError for NaN, and values beyond `most`."""
     wide = values.detach().cpu().double().flatten()
     if not bool((wide.abs() <= most).all()):
         raise ValueError(f"a value is beyond {most:g}")
@@ -54,7 +54,7 @@ def quantised(values: Tensor, most: float, part: float) -> Words:
 
 
 def dequantised(total: Words, most: float, part: float) -> Tensor:
-    """The mean, float64 and flat, that contributions add up to whose clients have `part` of the cohort's weight."""
+    """The mean, float64 and flat, from the sum of contributions of clients with a fraction `part` of the weight."""
     return torch.from_numpy(total.view(np.int32).astype(np.float64)) * (most / (part * UNIT))
 
 
@@ -62,7 +62,7 @@ def dequantised(total: Words, most: float, part: float) -> Tensor:
 
 
 def masked(words: Words, added: Iterable[bytes] = (), taken: Iterable[bytes] = ()) -> Words:
-    """The numbers with the noise of some seeds (32 bytes each) added and of others taken off: AES-256, counter mode."""
+    """The numbers plus the noise of seeds `added`, minus that of `taken` (32 bytes each): AES-256 in counter mode."""
     total = words.copy()
     for seed, sign in [*((seed, 1) for seed in added), *((seed, -1) for seed in taken)]:
         stream = Cipher(AES(seed), CTR(bytes(16))).encryptor()
@@ -74,34 +74,34 @@ def masked(words: Words, added: Iterable[bytes] = (), taken: Iterable[bytes] = (
 
 
 def digest_of(secret: bytes) -> bytes:
-    """By which a secret is known again, and nothing else."""
+    """A digest that identifies a secret without revealing it."""
     return sha256(secret).digest()
 
 
 def new_key() -> bytes:
-    """A private key."""
+    """A new private key, as bytes."""
     return PrivateKey.generate().private_bytes_raw()
 
 
 def private_key(raw: bytes) -> PrivateKey:
-    """A private key, to agree on something with."""
+    """A private key from its bytes."""
     return PrivateKey.from_private_bytes(raw)
 
 
 def public_key(raw: bytes) -> bytes:
-    """What of a private key others may know."""
+    """The public key of a private key."""
     return private_key(raw).public_key().public_bytes_raw()
 
 
 def agreed(private: PrivateKey, public: bytes, purpose: str) -> bytes:
-    """32 bytes for a purpose that only the two know one of whose keys is private here, the other's public. Raises
-    ValueError for a public key with which anybody would know them."""
+    """A shared secret of 32 bytes, for a purpose, between the two keys' owners. Raises ValueError for a public key with
+    which the secret would be known to all."""
     secret = private.exchange(X25519PublicKey.from_public_bytes(public))
     return HKDF(SHA256(), 32, salt=None, info=b"fewbytes " + purpose.encode()).derive(secret)
 
 
 def usable(public: bytes) -> bool:
-    """Whether what is agreed on with a public key is a secret."""
+    """Whether an agreement with this public key gives a secret."""
     try:
         return bool(agreed(PrivateKey.generate(), public, ""))
     except ValueError:
@@ -109,12 +109,12 @@ def usable(public: bytes) -> bool:
 
 
 def sealed(key: bytes, text: bytes) -> bytes:
-    """The text for who has the key, which is never used again."""
+    """Encrypt the text with a key that is used only once."""
     return ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
 
 
 def opened(key: bytes, text: bytes) -> bytes | None:
-    """Undo `sealed`; None for anything else."""
+    """Decrypt `sealed`'s output; None for anything else."""
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), text, None)
     except InvalidTag:
@@ -125,7 +125,7 @@ def opened(key: bytes, text: bytes) -> bytes | None:
 
 
 def shares_of(secret: bytes, holders: Sequence[Id], threshold: int) -> dict[Id, bytes]:
-    """A secret of 32 bytes in shares of 33: so many of them give it, fewer tell nothing of it."""
+    """Split a secret of 32 bytes into shares of 33: `threshold` shares restore it, fewer reveal nothing."""
     powers = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     shares = {}
     for holder in holders:
@@ -137,7 +137,7 @@ def shares_of(secret: bytes, holders: Sequence[Id], threshold: int) -> dict[Id, 
 
 
 def secret_of(shares: Mapping[Id, bytes]) -> bytes:
-    """The secret that as many shares as its threshold give; something else of wrong ones."""
+    """The secret from as many shares as its threshold; wrong shares give other bytes."""
     secret = 0
     for holder, share in shares.items():
         above, below = 1, 1
@@ -151,20 +151,20 @@ def secret_of(shares: Mapping[Id, bytes]) -> bytes:
 
 
 def degree(clients: int) -> int:
-    """How many neighbours each of so many clients has: 8 log2 of them, rounded up, and all others where that is
-    as many (up to 49 clients). Of a thousand any fifth may drop out, or tell the server all they know."""
+    """The number of neighbours per client: 8 log2(clients), rounded up, or all others (up to 49 clients). Of a thousand
+    clients, any fifth may drop out or collude with the server."""
     return min(clients - 1, 8 * math.ceil(math.log2(max(clients, 2))))
 
 
 def threshold(neighbours: int) -> int:
-    """How many of a client's neighbours can open its secrets together: more than half, so that not half of them open
-    one secret and half the other."""
+    """How many neighbours together can restore a client's secrets: more than half, so that two halves cannot restore
+    both secrets."""
     return neighbours // 2 + 1
 
 
 def ring(clients: Sequence[Id], count: int) -> dict[Id, list[Id]]:
-    """Each client's neighbours, ascending: those next to it on a ring in the order given, half of `count` (even) on
-    either side; or all others, if there are no more. No graph of so few edges is better connected (Harary)."""
+    """Each client's neighbours, ascending: on a ring in the given order, the `count` / 2 (`count` is even) nearest on
+    either side, or all others if there are no more. No graph with as few edges is better connected (Harary)."""
     n = len(clients)
     if count >= n - 1:
         return {i: sorted(set(clients) - {i}) for i in clients}

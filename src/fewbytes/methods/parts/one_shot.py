@@ -1,4 +1,4 @@
-"""What one-shot methods share: clients train once and upload once; the server may then distil what it got."""
+"""Base of one-shot methods: clients train and upload once; the server may then distil the uploads."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ from fewbytes.models import LogitMean
 from fewbytes.wire import Dense, payload
 
 LONG = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)
-"""FuseFL's local training, which its paper uses for every method it compares with."""
+"""FuseFL's local training, used in its paper for all compared methods."""
 
 
 def shorter(local: Local, epochs: int) -> Local:
-    """Local training that gets far in few epochs."""
+    """Local training adjusted to learn fast in few epochs."""
     return replace(local, epochs=epochs, steps=0, lr=0.05, batch=16)
 
 
 def of_stage(local: Local, k: int, stages: int) -> Local:
-    """Local training of stage k = 0, 1, …: E/K of its epochs (or steps), whole numbers that add up to E."""
+    """Local training of stage k = 0, 1, …: E/K of the epochs (or steps), integers that sum to E."""
     return local.lasting(local.length * (k + 1) // stages - local.length * k // stages)
 
 
 def check_stages(local: Local, stages: int, words: str, fewer: str = "") -> None:
-    """Raises UserError for fewer epochs (or steps) than stages, which the words name, and how there may be fewer."""
+    """Raises UserError for fewer epochs (or steps) than stages; `words` names stages, `fewer` how to reduce them."""
     if local.length < stages:
         counted = "steps" if local.steps else "epochs"
         raise UserError(
-            f"{counted} {local.length} cannot be shared out over {stages} {words}: "
-            f"set {counted}={stages} or more{fewer}"
+            f"{counted} {local.length} cannot be divided among {stages} {words}: set {counted}={stages} or more{fewer}"
         )
 
 
@@ -59,14 +58,14 @@ class Trained:
 class Uploads:
     """The server's state."""
 
-    models: dict[Id, State] = field(default_factory=dict)  # theta_m of the clients that answered; gone once distilled
+    models: dict[Id, State] = field(default_factory=dict)  # theta_m of clients that replied; removed after distillation
     student: State | None = None  # the model they are distilled into
 
 
 @dataclass(frozen=True)
 class OneShot(Method):
-    """A method whose clients train once, from the same first model, and upload once; what the server makes of it is the
-    method's own."""
+    """A method whose clients train once, from the same first model, and upload once; subclasses define the server's
+    use of the uploads."""
 
     local: Local = LONG
 
@@ -91,7 +90,7 @@ class OneShot(Method):
 
 @dataclass(frozen=True)
 class Distilled(OneShot):
-    """One whose server distils the ensemble of the uploads into one student, which takes their place."""
+    """A one-shot method whose server distils the ensemble of uploads into one student, which replaces them."""
 
     promises = replace(OneShot.promises, scored_after_finish=True, finish_exchanges=False)
 
@@ -105,23 +104,23 @@ class Distilled(OneShot):
 
     @abstractmethod
     def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
-        """Train the student in place; the teacher is in eval mode and has no gradients."""
+        """Train the student in place; the teacher is in eval mode, without gradients."""
 
     def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
         return None if state.student is None else problem.first_model(state.student)
 
 
 def check_images(problem: Problem, name: str) -> None:
-    """Raises UserError where samples are no images, for a method that makes some."""
+    """Raises UserError if samples are not images, for a method that generates images."""
     shape = problem.sample_shape
     if len(shape) != 3:
-        raise UserError(f"{name} makes images (channels, height, width), but samples have shape {shape}; try FedDF")
+        raise UserError(f"{name} generates images (channels, height, width), but samples have shape {shape}; try FedDF")
 
 
 def ensemble(models: dict[Id, State], problem: Problem) -> LogitMean:
-    """The clients' models as one that averages their logits, in eval mode. Raises MethodError if there is none."""
+    """The clients' models as one that averages their logits, in eval mode. Raises MethodError if there are none."""
     if not models:
-        raise MethodError("an ensemble of nothing: no client replied")
+        raise MethodError("no client replied, so there is no ensemble")
     members = [problem.model(m) for m in models]
     for member, theta in zip(members, models.values(), strict=True):
         load_state(member, theta)

@@ -1,4 +1,4 @@
-"""A proximal term: what keeps a model near another one as it is trained."""
+"""A proximal term, which keeps a model near another one during training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fewbytes.base.state import State
 
 
 def proximal(weight: float, near: State, device: str) -> Callable[[nn.Module], Tensor]:
-    """For `site.fit(…, extra=…)`: weight / 2 ||w - near||^2, over all parameters w of a model that learn."""
+    """For `site.fit(…, extra=…)`: weight / 2 ||w - near||^2, over a model's trained parameters w."""
     near = {name: value.to(device) for name, value in near.items()}
 
     def term(model: nn.Module) -> Tensor:

@@ -1,17 +1,16 @@
-"""SecureAggregation: any method whose server needs only sums, run so that it sees nothing else. After Bonawitz et al.,
+"""SecureAggregation: runs a method whose server needs only sums so that it sees only sums. After Bonawitz et al.,
 "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, with its round of consistency, on the
 graph of Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS 2020.
 
-Where the method calls a handler, five exchanges take the place of one: clients advertise public keys and how much they
-weigh; each deals shares of two secrets to its neighbours, sealed; each runs the handler, quantises what it would reply
-and sends it under one mask for each neighbour, which that neighbour's takes off, and one of its own; each confirms to
-its neighbours what it received about who is there; and each that has enough confirmations reveals shares: of every
-neighbour whose numbers have come those of its own mask, of every other those of the masks it has with others. The
-server takes off what masks are left, and the method reads one reply, the mean of all. Masks are made of all that
-clients received (`exchange.view`): of clients that received unlike things none cancels.
+Five exchanges replace one call of a handler. Clients advertise public keys and their weights. Each sends encrypted
+shares of two secrets to its neighbours. Each runs the handler, quantises its reply and sends it under a mask of its own
+and one mask per neighbour, which the neighbour's mask cancels. Each confirms to its neighbours which clients it sees as
+present. Each with enough confirmations reveals shares: for neighbours whose values arrived, of their own mask's seed;
+for dropped ones, of the key of their masks with others. The server removes the remaining masks, and the method reads
+one reply, the mean. Masks depend on all that clients received (`exchange.view`); different views do not cancel.
 
 Bytes per client and call, for D values and n neighbours (all others, up to 49 clients): 4 D + 155 n + 950 up, which
-noise keeps from being coded, and 190 n + 800 down besides the method's own message.
+noise makes incompressible, and 190 n + 800 down besides the method's own message.
 """
 
 from __future__ import annotations
@@ -74,57 +73,57 @@ from fewbytes.methods.parts.summing import SummingNetwork
 from fewbytes.methods.parts.wrapper import Wrapper, packed, unpacked
 
 COUNTERS = float(1 << 24)
-"""The largest whole number that a client may send, such as batch normalisation's count of batches."""
+"""The largest integer that a client may send, such as batch normalisation's count of batches."""
 
 
 @dataclass
 class Secrets:
-    """What a client knows during one exchange that the server does not, and what it received."""
+    """A client's secrets during one exchange, and the messages it received."""
 
     sealing: bytes
     masking: bytes
     seed: bytes
-    cohort: Tensor = field(default_factory=lambda: numbers([]))  # who takes part
+    cohort: Tensor = field(default_factory=lambda: numbers([]))  # participants
     neighbours: ByClient = field(default_factory=lambda: ByClient.of({}))  # their public keys
-    going: Tensor = field(default_factory=lambda: numbers([]))  # who goes on
-    received: ByClient = field(default_factory=lambda: ByClient.of({}))  # of neighbours who do, their shares, sealed
-    weight: int = 0  # of all together
-    view: bytes = b""  # of all that it received, once its numbers are on their way
-    there: Tensor = field(default_factory=lambda: numbers([]))  # whose numbers have come, once it has confirmed that
+    going: Tensor = field(default_factory=lambda: numbers([]))  # continuing clients
+    received: ByClient = field(default_factory=lambda: ByClient.of({}))  # encrypted shares of continuing neighbours
+    weight: int = 0  # total of all continuing clients
+    view: bytes = b""  # digest of all it received, set when its values are sent
+    there: Tensor = field(default_factory=lambda: numbers([]))  # arrived clients, set when it confirms them
 
 
 @dataclass
 class Hidden:
     """A client's state."""
 
-    inner: bytes  # of the method, as a frame; empty: it has none
-    secrets: Secrets | None  # of the exchange that is under way
-    heard: bytes = b""  # digest of the method's last message that asked for no reply
+    inner: bytes  # the method's state, as a frame; empty if it has none
+    secrets: Secrets | None  # of the current exchange
+    heard: bytes = b""  # digest of the method's last message without a reply
 
 
 @dataclass(frozen=True)
 class SecureAggregation(Wrapper):
-    """The method whose replies are summed unseen, and how large their values may be.
+    """The method whose replies are summed in secret, and the range of their values.
 
     >>> import fewbytes as fb
     >>> fb.SecureAggregation(fb.FedAvg()).method_name
     'fedavg with secure aggregation'
     """
 
-    range: Positive = 64.0  # R; the mean is exact to R / 2^30, times a half for each client
+    range: Positive = 64.0  # R; the mean is exact to R / 2^31 per client
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Method) or isinstance(self.inner, SecureAggregation):
-            raise UserError(f"secure aggregation is of a method, like FedAvg(), not of {self.inner!r}")
+            raise UserError(f"secure aggregation is for a method, such as FedAvg(), not {self.inner!r}")
         if not self.inner.promises.sums:
             raise UserError(
-                f"secure aggregation: the server of {self.inner.method_name} needs more of replies than their mean: "
+                f"secure aggregation: the server of {self.inner.method_name} needs more than the mean of replies: "
                 "leave it out, or take fedavg"
             )
         super().__post_init__()
 
     @property
-    def promises(self) -> Promises:  # type: ignore[override]  # of each one its own
+    def promises(self) -> Promises:  # type: ignore[override]  # depends on the inner method
         return replace(super().promises, protects=self.inner.promises.protects & {"samples"}, hides=True)
 
     def handle_inner(self, handler: str, state: Hidden, message: Any, site: Site) -> Any:
@@ -142,23 +141,23 @@ class SecureAggregation(Wrapper):
         return f"{self.inner.method_name} with secure aggregation"
 
     def roundable(self, way: Way) -> bool:
-        return False  # what travels is whole numbers
+        return False  # replies are integers already
 
     def promising(self, task: Asked, dp: Privacy | str | None, rounds: int) -> Asked:
-        """As any method's. Raises UserError for a promise to clients."""
+        """As in any method. Raises UserError for client-level privacy."""
         promising_task = super().promising(task, dp, rounds)
         if dp is not None and promising_task.problem.privacy is None:
             raise UserError(
-                "dp of clients clips each one's update, which secure aggregation hides from the server: promise it of "
+                "dp of clients clips each client's update, which secure aggregation hides from the server: use dp of "
                 "samples, or leave one out"
             )
         return promising_task
 
     def server(self, problem: Problem) -> Any:
-        """The inner method's. Raises UserError if there are too few clients to hide one among."""
+        """The inner method's state. Raises UserError if there are too few clients to hide one among."""
         if (cohort := self.inner.cohort(len(problem.clients))) < LEAST:
             raise UserError(
-                f"secure aggregation hides a client among others: {LEAST} a round are needed, and there are {cohort}"
+                f"secure aggregation hides a client among others: it needs {LEAST} a round, and there are {cohort}"
             )
         return self.inner.server(problem)
 
@@ -200,7 +199,7 @@ class SecureAggregation(Wrapper):
         """Nothing of one client's."""
 
     def goes_back(self, handler: str) -> bool:
-        """Only where secrets are forgotten: else a client could be had to deal, hide or reveal twice."""
+        """True only for handlers that discard secrets: others must not run twice on the same secrets."""
         if handler == self.advertise_keys.__name__:
             return True
         return any(each.name == handler and each.reply is None for each in self.inner.handlers())
@@ -208,17 +207,17 @@ class SecureAggregation(Wrapper):
     # ------------------------------------------------------------------------------------------------- the client half
 
     def advertise_keys(self, state: Hidden, message: None, site: Site) -> Keys:
-        """Draw this exchange's secrets; those of one that was never ended are forgotten."""
+        """Draw this exchange's secrets; those of an unfinished exchange are discarded."""
         mine = state.secrets = Secrets(new_key(), new_key(), os.urandom(32))
         return Keys(public_key(mine.sealing), public_key(mine.masking), len(site.train), state.heard)
 
     def deal_shares(self, state: Hidden, message: Neighbours, site: Site) -> Dealt:
-        """Share the secrets among the neighbours, who follow from who takes part."""
+        """Share the secrets among the neighbours, which the cohort determines."""
         mine, others, cohort = state.secrets, message.keys.each(2 * KEY), clients_in(message.cohort)
         if mine is None or mine.neighbours.data:
-            raise MethodError("it is asked to deal shares out of turn")
+            raise MethodError("the server asks for shares out of turn")
         if len(cohort) < LEAST or site.me not in cohort or list(others) != graph(cohort)[site.me]:
-            raise MethodError("the neighbours it is given are not those that follow from who takes part")
+            raise MethodError("the server names neighbours that are not those that follow from the cohort")
         mine.cohort, mine.neighbours = message.cohort, message.keys
         needed, sealing = threshold(len(others)), private_key(mine.sealing)
         seeds, keys = shares_of(mine.seed, list(others), needed), shares_of(mine.masking, list(others), needed)
@@ -229,30 +228,32 @@ class SecureAggregation(Wrapper):
         return Dealt(ByClient.of(shares), digest_of(mine.seed))
 
     def keep_shares(self, state: Hidden, message: Received, site: Site) -> None:
-        """Keep the neighbours' shares; what comes too late is of an exchange whose secrets are forgotten next."""
+        """Keep the neighbours' shares; late ones belong to an exchange whose secrets are discarded next."""
         if state.secrets is not None and not state.secrets.view:
             state.secrets.going, state.secrets.received = message.going, message.shares
             state.secrets.weight = message.weight
 
     def hide(self, state: Hidden, handler: str, message: Any, reply: Any, site: Site) -> Any:
-        """The reply as it travels: this client's part of the mean, quantised, under its masks.
+        """The reply to send: this client's contribution to the mean, quantised and masked.
 
-        Raises UserError for values beyond the range, MethodError for a server that would see through the masks.
+        Raises UserError for values beyond the range, MethodError if the server could remove the masks.
         """
         mine = state.secrets
         if mine is None or mine.view:
-            raise MethodError("it is asked for its numbers out of turn: nothing masks them")
+            raise MethodError("the server asks for values out of turn: nothing masks them")
         cohort, going, partners = clients_in(mine.cohort), clients_in(mine.going), mine.received.each(SEALED)
-        enough_of("go on", cohort, cohort, going, site.me)
+        enough_of("continue", cohort, cohort, going, site.me)
         public, others = mine.neighbours.each(2 * KEY), set(going)
         if list(partners) != [i for i in public if i in others] or len(partners) < threshold(len(public)):
-            raise MethodError("too few of its neighbours go on to mask its numbers, or others than the server says")
+            raise MethodError(
+                "too few of its neighbours continue to mask its values, or other ones than the server names"
+            )
         weight = weight_of(reply)
         if not weight <= mine.weight:
             raise MethodError(f"all clients together weigh {mine.weight}, and this one alone {weight}")
         types = types_of(message, site.problem, site.me)
         tensors = tensors_of(reply)
-        if not all(value.isfinite().all() for value in tensors.values()):  # refused, as it is without masks
+        if not all(value.isfinite().all() for value in tensors.values()):  # the server refuses these, as without masks
             return remade(reply, {key: torch.full(value.shape, torch.nan) for key, value in tensors.items()})
         words = []
         for name, value in tensors.items():
@@ -262,7 +263,7 @@ class SecureAggregation(Wrapper):
                 words.append(quantised(value, self.most(value.dtype), weight / mine.weight))
             except ValueError as error:
                 raise UserError(
-                    f"of {name[1]!r} {error}, so that it cannot be summed: is lr too high? else take a "
+                    f"{name[1]!r} cannot be summed, {error}: lower lr if it is too high, or set a "
                     "larger range (--secure-range)"
                 ) from None
         mine.view = view(cohort, going, mine.weight, handler, message, state.heard)
@@ -280,37 +281,37 @@ class SecureAggregation(Wrapper):
         )
 
     def confirm(self, state: Hidden, message: Arrived, site: Site) -> Confirmed:
-        """Tell the neighbours whose numbers have come, as the server says, and in what view it sent its own: once, and
-        of enough clients."""
+        """Confirm to the neighbours the arrived clients that the server named, and this client's view: only once, and
+        if enough clients arrived."""
         mine = state.secrets
         if mine is None or not mine.view or len(mine.there):
-            raise MethodError("it is asked to confirm who is there out of turn, or again")
+            raise MethodError("the server asks to confirm the arrived clients out of turn, or again")
         there, public = clients_in(message.there), mine.neighbours.each(2 * KEY)
-        enough_of("are there", clients_in(mine.cohort), clients_in(mine.going), there, site.me)
+        enough_of("are present", clients_in(mine.cohort), clients_in(mine.going), there, site.me)
         partners = [i for i in mine.received.each(SEALED) if i in there]
         if len(partners) < threshold(len(public)):
-            raise MethodError("too few of its neighbours are there for the sum to hide anybody")
+            raise MethodError("too few of its neighbours are present for the sum to hide a client")
         mine.there = message.there
         return Confirmed(ByClient.of({i: self._mark(mine, site.me, i, public[i]) for i in partners}))
 
     def _mark(self, mine: Secrets, one: Id, other: Id, public: bytes) -> bytes:
-        """By which `other` knows that `one` received the same, where this client is one of the two."""
+        """The mark that proves to `other` that `one` received the same; this client is one of the two."""
         seen = digest(mine.view, clients_in(mine.there)).hex()
         return agreed(private_key(mine.sealing), public[:KEY], f"{one} confirms to {other} {seen}")[:MARK]
 
     def reveal_shares(self, state: Hidden, message: Confirmed, site: Site) -> Revealed:
-        """The shares by which the masks that are left come off: of each neighbour one secret, never both, once, and if
-        more than half of the neighbours received the same as this client."""
+        """The shares that remove the remaining masks: one secret per neighbour, never both, only once, and if more than
+        half of the neighbours received the same as this client."""
         mine = state.secrets
         if mine is None or not len(mine.there):
-            raise MethodError("it is asked to reveal shares out of turn, or again")
+            raise MethodError("the server asks to reveal shares out of turn, or again")
         public, received = mine.neighbours.each(2 * KEY), mine.received.each(SEALED)
         same = [
             i for i, mark in message.marks.each(MARK).items()
             if i in received and mark == self._mark(mine, i, site.me, public[i])
         ]  # fmt: skip
         if len(same) < threshold(len(public)):
-            raise MethodError("too few of its neighbours received the same as it: it reveals nothing")
+            raise MethodError("too few of its neighbours received the same: it reveals nothing")
         there = clients_in(mine.there)
         state.secrets = None
         sealing = private_key(mine.sealing)
@@ -318,18 +319,18 @@ class SecureAggregation(Wrapper):
             i: opened(agreed(sealing, public[i][:KEY], f"shares from {i} for {site.me}"), text)
             for i, text in received.items()
         }
-        good = {i: shares for i, shares in both.items() if shares is not None}  # others are one share fewer
+        good = {i: shares for i, shares in both.items() if shares is not None}  # undecryptable shares are missing
         return Revealed(
             ByClient.of({i: shares[:SHARE] for i, shares in good.items() if i in there}),
             ByClient.of({i: shares[SHARE:] for i, shares in good.items() if i not in there}),
         )
 
     def most(self, kind: torch.dtype) -> float:
-        """The largest value of a tensor of this type."""
+        """The largest allowed value of a tensor of this dtype."""
         return self.range if kind.is_floating_point else COUNTERS
 
 
 def enough_of(do: str, cohort: Sequence[Id], known: Sequence[Id], these: Sequence[Id], me: Id) -> None:
-    """Raises MethodError unless these are among the known and one of them, and more than half of all who take part."""
+    """Raises MethodError unless `these` are known clients, include `me`, and are more than half of the cohort."""
     if not set(these) <= set(known) or me not in these or len(these) < LEAST or 2 * len(these) <= len(cohort):
-        raise MethodError(f"of {len(cohort)} clients that take part {len(these)} {do}, too few to hide this one among")
+        raise MethodError(f"of {len(cohort)} participating clients {len(these)} {do}, too few to hide this one among")

@@ -1,4 +1,4 @@
-"""Replies that can be summed: `Dense` tensors, and a number of samples; their tensors as one vector, and back."""
+"""Replies that can be summed: `Dense` tensors and a number of samples; conversion to one vector and back."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from fewbytes.wire.schema import schema_of
 
 
 def samples_field(kind: type[Any] | None) -> str | None:
-    """The field of a reply that says how many samples it counts for; None: all count the same."""
+    """The field of a reply with its number of samples; None: replies are unweighted."""
     fields = () if kind is None else schema_of(kind).fields
     return next((field.name for field in fields if OF_TRAINING in field.marks), None)
 
 
 def weight_of(reply: Any) -> int:
-    """What a reply counts for in the mean."""
+    """A reply's weight in the mean."""
     name = samples_field(type(reply))
     return 1 if name is None else getattr(reply, name)
 
 
 def tensors_of(reply: Any) -> dict[tuple[str, str], Tensor]:
-    """All tensors of a reply by field and name, in alphabetical order. Raises MethodError for one with something else,
-    of which there is no mean."""
+    """All tensors of a reply by field and name, in alphabetical order. Raises MethodError for a reply with fields
+    that cannot be averaged."""
     counted = samples_field(type(reply))
     found: dict[tuple[str, str], Tensor] = {}
     for f in dataclasses.fields(reply):
@@ -50,25 +50,25 @@ def tensors_of(reply: Any) -> dict[tuple[str, str], Tensor]:
 
 
 def types_of(message: Any, problem: Problem, client: Id) -> dict[str, torch.dtype]:
-    """Of what types the entries of a reply are, by name, as both ends know it: as in the message or else in the
-    client's model; others are float32."""
+    """The dtypes of a reply's entries by name, as both ends know them: those of the message, else of the client's
+    model; others are float32."""
     types = {entry.name: DTYPES[entry.dtype] for entry in problem.layout(client).entries}
     return types | {name: tensor.dtype for name, tensor in entries_in(message).items()}
 
 
 def shapes(tensors: Mapping[tuple[str, str], Tensor]) -> dict[tuple[str, str], torch.Size]:
-    """Of named tensors their shapes."""
+    """The shapes of named tensors."""
     return {key: value.shape for key, value in tensors.items()}
 
 
 def words_of(tensors: Mapping[tuple[str, str], Tensor]) -> Words:
-    """Tensors of whole numbers as one vector."""
+    """Integer tensors as one vector."""
     flat = [value.numpy().reshape(-1).view(np.uint32) for value in tensors.values()]
     return np.concatenate([np.zeros(0, np.uint32), *flat])
 
 
 def split(words: Words, tensors: Mapping[tuple[str, str], Tensor]) -> Iterator[tuple[tuple[str, str], Words, Tensor]]:
-    """A vector in pieces as long as these tensors, with their keys, and them."""
+    """Split a vector into pieces as long as these tensors; yields key, piece and tensor."""
     at = 0
     for key, tensor in tensors.items():
         yield key, words[at : at + tensor.numel()], tensor
@@ -78,7 +78,7 @@ def split(words: Words, tensors: Mapping[tuple[str, str], Tensor]) -> Iterator[t
 def remade(
     reply: Any, tensors: Mapping[tuple[str, str], Tensor], more: Mapping[str, Any] = MappingProxyType({})
 ) -> Any:
-    """The reply with other tensors of the same keys, and more fields that are others."""
+    """The reply with new tensors for the same keys, and other fields replaced."""
     fields = {
         f.name: Dense({name: tensors[f.name, name] for name in getattr(reply, f.name).state})
         for f in dataclasses.fields(reply)

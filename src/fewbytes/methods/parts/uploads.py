@@ -1,4 +1,4 @@
-"""What a round's clients sent of their critical values, as rows of a table: some columns are in memory at a time."""
+"""A round's uploads of critical values, as rows of a table of which only some columns are in memory at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fewbytes.wire import Masked
 
 @dataclass
 class Uploads:
-    """What a round's clients sent; of those with a critical value theta_i * m_i as rows of a table, and m_i packed."""
+    """A round's uploads; from clients with critical values, theta_i * m_i as rows of a table and m_i packed."""
 
     clients: list[Id] = field(default_factory=list)
     rows: dict[Id, int] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Uploads:
             self.bits.append(packed({name: theta.mask[name] for name in self.values.names}))
 
     def masks(self, start: int = 0, stop: int | None = None) -> Iterator[State]:
-        """Of each row the mask, or a part of it as `Stack.part` has values."""
+        """The mask of each row, or the same slice of it as `Stack.part` gives of values."""
         for bits in self.bits:
             yield self.values.named(unpacked(bits, start, self.values.columns if stop is None else stop), start)
 
@@ -46,9 +46,9 @@ class Uploads:
         values: Sequence[State],
         combine: Callable[[Sequence[State], Sequence[State]], tuple[State, Sequence[State]]],
     ) -> tuple[Callable[[Id], State], State]:
-        """What each client gets back, and the mean, made by `combine` of the rows' values and masks, a part of the
-        columns at a time: the mean, and of each row what its client gets. Who has no row gets the mean. `values`: the
-        rows', if need be clipped.
+        """The reply for each client, and the mean. `combine` takes the rows' values and masks, some columns at a time,
+        and returns the mean and each row's reply. A client without a row gets the mean. `values`: the rows' values,
+        possibly clipped.
         """
         rows = stacked(values)
         thetas, average = Table(rows.columns, rows.dtype), torch.empty(rows.columns, dtype=rows.dtype)

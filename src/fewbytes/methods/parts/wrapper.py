@@ -1,4 +1,4 @@
-"""A method around a method: what it says of itself is the inner one's, but for what it changes."""
+"""A method that wraps another: its properties are the inner method's, except those it overrides."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Wrapper(Method):
     inner: Method
 
     @property
-    def promises(self) -> Promises:  # type: ignore[override]  # of each one its own
-        """The inner method's, but for what its server half allows: a wrapper says what of that it keeps."""
+    def promises(self) -> Promises:  # type: ignore[override]  # depends on the inner method
+        """The inner method's, without the server half's: each wrapper states which of those it keeps."""
         return replace(self.inner.promises, aggregates=frozenset(), protects=frozenset(), sums=False)
 
     @property
-    def needs(self) -> type[Objective]:  # type: ignore[override]  # of each one its own
+    def needs(self) -> type[Objective]:  # type: ignore[override]  # depends on the inner method
         return self.inner.needs
 
     def runs(self) -> tuple[Method, ...]:
@@ -45,7 +45,7 @@ class Wrapper(Method):
 
     @property
     def local(self) -> Local:
-        """The inner method's terms of local training, of one that trains."""
+        """The inner method's local training, if it trains."""
         local: Local = self.inner.local  # type: ignore[attr-defined]
         return local
 
@@ -95,12 +95,12 @@ class Wrapper(Method):
 
 
 def packed(state: Any) -> bytes:
-    """A state of the inner method's as a frame; nothing for None."""
+    """A state of the inner method as a frame; empty for None."""
     return b"" if state is None else bytes(pack_state(state))
 
 
 def unpacked(kind: type[Any] | None, frame: bytes) -> Any:
-    """Undo `packed`, of a state of that class (None: there is none)."""
+    """Undo `packed` for a state of that class (None: no state)."""
     if kind is None or not frame:
         return None
     return unpack_state(kind, frame)
