@@ -1,11 +1,10 @@
-"""The methods, one paper a file.
+"""The methods, one file per paper.
 
-The file NAME.py holds one method: the class whose name, in lower case, is NAME, by which the command line, config files
-and results know it. A method whose file is put here is listed and run as all others are. What several methods share is
-in `parts`.
+The file NAME.py holds one method: the class whose name, in lower case, is NAME. The command line, config files and
+results use NAME. A file added here is listed and run like the others. Code that several methods share is in `parts`.
 
-Other packages add methods by entry points of the group `fewbytes.methods`, named in the same way, and any class is a
-method as `package.module:Class`.
+Other packages add methods by entry points of the group `fewbytes.methods`, named in the same way. Any other class can
+be named as `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from fewbytes.core.class_checks import check_class
 from fewbytes.core.method import Method
 
 FILES = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
-"""The names of our own methods."""
+"""The names of built-in methods."""
 
 
 class _Methods(Mapping[str, type[Method]]):
-    """Every method by its name; what holds one is imported when it is asked for. Raises UserError if it cannot be."""
+    """Every method by its name, imported on access. Raises UserError if the import fails."""
 
     def __getitem__(self, name: str) -> type[Method]:
         added = _added().get(name, [])
@@ -62,20 +61,20 @@ METHODS: Mapping[str, type[Method]] = _Methods()
 
 
 def method_class(name: str) -> type[Method]:
-    """The method of a name of METHODS, or `package.module:Class`. Raises UserError for what is none."""
+    """The method class of a name in METHODS, or of `package.module:Class`. Raises UserError if there is none."""
     module, colon, _ = name.partition(":")
     if colon:
         return _checked(name, _loaded(name, module, lambda: imported(name)))
     if name not in METHODS:
         raise UserError(
-            f"unknown method {name!r}{suggestion(name, METHODS)}; `fewbytes methods` lists them, and your own is "
+            f"unknown method {name!r}{suggestion(name, METHODS)}; `fewbytes methods` lists them; name your own as "
             "package.module:Class"
         )
     return METHODS[name]
 
 
 def short_name(name: str) -> str:
-    """What results and run folders call the method of that name: without its module, in lower case."""
+    """The name of a method in results and run folders: without its module, in lower case."""
     return name.rpartition(":")[2].lower()
 
 
@@ -84,7 +83,7 @@ def _added() -> dict[str, list[EntryPoint]]:
     return _added_from(tuple(sys.path))
 
 
-@functools.cache  # all packages' files are read for it
+@functools.cache  # reads the files of all packages
 def _added_from(places: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for each in entry_points(group="fewbytes.methods"):
@@ -97,11 +96,11 @@ def _package(entry: EntryPoint) -> str:
 
 
 def _in_file(module: ModuleType, name: str) -> Any:
-    """The class that one of our files is there for."""
+    """The method class in a module of this package."""
     for key, value in vars(module).items():
         if key.lower() == name and isinstance(value, type):
             return value
-    raise UserError(f"{module.__file__} holds no method: its class is named {name}, in whatever case")
+    raise UserError(f"{module.__file__} holds no method: name its class {name}, in any case")
 
 
 def _loaded(name: str, module: str, load: Callable[[], Any]) -> Any:
@@ -117,9 +116,9 @@ def _loaded(name: str, module: str, load: Callable[[], Any]) -> Any:
 
 
 def _checked(name: str, found: Any) -> type[Method]:
-    """What was found, if it is a method. Raises UserError."""
+    """The class, if it is a usable method. Raises UserError."""
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise UserError(f"{name!r} is no method: a method is a class derived from fewbytes.Method")
+        raise UserError(f"{name!r} is not a method: derive its class from fewbytes.Method")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise UserError(f"the method {name!r} lacks {', '.join(missing)}")
     try:
@@ -127,7 +126,9 @@ def _checked(name: str, found: Any) -> type[Method]:
     except MethodError as error:
         raise UserError(f"the method {name!r} cannot be used: {error}") from None
     if needed := [key for key, default in found.defaults().items() if default is dataclasses.MISSING]:
-        raise UserError(f"the method {name!r} has no default for {', '.join(needed)}: a method runs with no options")
+        raise UserError(
+            f"the method {name!r} has no default for {', '.join(needed)}: a method must run without options"
+        )
     return found
 
 

@@ -3,9 +3,9 @@ Co-Boosting", ICLR 2024.
 
 The clients train and upload once; the server's ensemble is A_w(x) = sum_m w_m f_m(x) / sum_m w_m, at first with equal
 weights. In every epoch it trains a new generator of images that are hard for the ensemble (L_H, cross-entropy weighted
-by 1 - p_y) and on which the student disagrees with it (L_A); then it moves the weights by signs of the gradient of
-A_w's cross-entropy on the images made before. The student is distilled from A_w on all images, each pushed a little
-where a random mixture of A_w's outputs grows fastest.
+by 1 - p_y) and on which the student disagrees with it (L_A). It then moves the weights by the sign of the gradient of
+A_w's cross-entropy on the earlier images. The student is distilled from A_w on all images, each perturbed slightly in
+the direction in which a random mixture of A_w's outputs grows fastest.
 
 Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
 up, where D counts the model's values with batch-norm buffers.
@@ -61,7 +61,7 @@ class CoBoosting(Distilled):
     promises = replace(Distilled.promises, float32_only=True)
 
     def quick(self, epochs: int) -> Self:
-        """With a student that learns fast, so that the few images it sees suffice."""
+        """As in `Method`, with a student that learns fast from few images."""
         local = shorter(self.local, epochs)
         return replace(
             self, local=local, server_epochs=40, generator_steps=5, server_batch=32, latent=32, server_lr=0.1
@@ -105,7 +105,7 @@ class CoBoosting(Distilled):
     def generate(
         self, student: nn.Module, ensemble: Callable[[Tensor], Tensor], y: Tensor, shape: tuple[int, ...]
     ) -> Tensor:
-        """An image of each class y (n,), hard for the ensemble, by a generator trained for them alone."""
+        """An image per class y (n,), hard for the ensemble, from a generator trained only for them."""
         generator = prepared(Generator(self.latent, shape)).to(y.device)
         z = torch.randn(len(y), self.latent).to(y.device).requires_grad_()
         optimiser = torch.optim.Adam([z, *generator.parameters()], self.generator_lr, (0.5, 0.999))
@@ -125,12 +125,12 @@ class CoBoosting(Distilled):
 
 
 def weighted(logits: Tensor, w: Tensor) -> Tensor:
-    """A_w: the members' logits (m, n, classes) as one, (n, classes), their weights (m,) divided by their sum."""
+    """A_w: the mean (n, classes) of the members' logits (m, n, classes), weighted by w (m,), normalised by its sum."""
     return torch.einsum("m,mnc->nc", w / w.sum(), logits)
 
 
 def hard_loss(logits: Tensor, y: Tensor, hardness: float) -> Tensor:
-    """L_H: the mean cross-entropy, each sample's times (1 - p_y)^h, which is no part of the gradient."""
+    """L_H: the mean cross-entropy, each sample's times (1 - p_y)^h, through which no gradient flows."""
     each = F.cross_entropy(logits, y, reduction="none")
     return ((1 - (-each.detach()).exp()) ** hardness * each).mean()
 
@@ -138,7 +138,7 @@ def hard_loss(logits: Tensor, y: Tensor, hardness: float) -> Tensor:
 def boosted(w: Tensor, logits: Tensor, y: Tensor, step: float) -> Tensor:
     """The weights (m,), each moved by `step` against the sign of the gradient of A_w's cross-entropy, within [0, 1].
 
-    Weights that would all become 0 stay as they are.
+    Weights stay unchanged if all would become 0.
     """
     w = w.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(F.cross_entropy(weighted(logits, w), y), w)
@@ -147,7 +147,7 @@ def boosted(w: Tensor, logits: Tensor, y: Tensor, step: float) -> Tensor:
 
 
 def diversified(x: Tensor, ensemble: Callable[[Tensor], Tensor], u: Tensor, epsilon: float) -> Tensor:
-    """Samples pushed by epsilon, each value up or down, to where u (n, classes) times the probabilities grows.
+    """Samples moved by epsilon, each value up or down, so that u (n, classes) times the probabilities grows.
 
     The probabilities are the ensemble's at temperature 4.
     """

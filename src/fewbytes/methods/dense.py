@@ -1,10 +1,10 @@
 """DENSE: Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu, "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022,
 Algorithm 1.
 
-The clients train and upload once. In every epoch the server trains a new generator so that the ensemble recognises its
-images (cross-entropy), takes them for its own training data (batch-norm statistics) and disagrees with the student
+The clients train and upload once. In every epoch the server trains a new generator of images that the
+ensemble classifies as intended (cross-entropy), that match its batch-norm statistics and on which the student disagrees
 (adversarial term): L_gen = CE + lambda_bn L_bn + lambda_adv L_adv. The student is then distilled from the ensemble on
-all images made so far.
+all images generated so far.
 
 Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
 up, where D counts the model's values with batch-norm buffers.
@@ -55,7 +55,7 @@ class DENSE(Distilled):
     temperature: Positive = 20.0
 
     def quick(self, epochs: int) -> Self:
-        """With a student that learns fast, so that the few images it sees suffice."""
+        """As in `Method`, with a student that learns fast from few images."""
         local = shorter(self.local, epochs)
         return replace(
             self, local=local, server_epochs=40, generator_steps=5, server_batch=32, latent=32, server_lr=0.1
@@ -77,7 +77,7 @@ class DENSE(Distilled):
                 step(optimiser, distillation_loss(logits, student(x), self.temperature))
 
     def generate(self, student: nn.Module, teacher: LogitMean, shape: tuple[int, ...], device: str) -> Tensor:
-        """A batch of images, by a generator trained for them alone."""
+        """A batch of images, from a generator trained only for them."""
         generator = prepared(Generator(self.latent, shape)).to(device)
         z = torch.randn(self.server_batch, self.latent).to(device).requires_grad_()
         classes = teacher(torch.zeros(1, *shape, device=device)).shape[1]

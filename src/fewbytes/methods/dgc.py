@@ -1,11 +1,10 @@
 """DGC: Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed
-Training", ICLR 2018, Algorithm 4, with a client's change of a round in the place of a gradient.
+Training", ICLR 2018, Algorithm 4, with a client's change per round instead of a gradient.
 
-Every client keeps of each tensor a momentum u and what it has not sent yet, v. Local training (without momentum) that
-changed the model by g gives u <- m u + g, v <- v + u; the client sends the part `density` of v that is largest in
-magnitude, and there sets u and v to zero (momentum factor masking). g may first be clipped. Biases and other vectors
-are sent whole, as their u. The server moves by the plain mean of what comes; batch-norm statistics are averaged as they
-are.
+For each tensor, every client keeps a momentum u and the unsent change v. Local training (without momentum) changes the
+model by g; then u <- m u + g, v <- v + u. The client sends the fraction `density` of v that is largest in magnitude,
+and sets u and v to zero at these places (momentum factor masking). g may be clipped first. Biases and other vectors are
+sent whole, as their u. The server adds the plain mean of the uploads; batch-norm statistics are averaged uncompressed.
 
 Bytes per client and round, before lossless coding: 4 D down; 7 (k + b) + 4 s up (a value and 24 bits for its index),
 where the model's D values are s batch-norm statistics, b of vectors and d others; k = density d, rounded up in each
@@ -51,7 +50,7 @@ class Memory:
     """A client's state."""
 
     u: State  # momentum
-    v: State  # what has not been sent, of all tensors but vectors
+    v: State  # the unsent change, of all tensors except vectors
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class DGC(Method):
     """Hyper-parameters of DGC."""
 
     fraction: Share = 1.0
-    local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.9)  # momentum: m, of what is sent
+    local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.9)  # momentum: m, of the sent values
     density: Share = 1 / 32  # fraction of each tensor's values that is sent; the paper uses 0.001
     warmup: Whole = 0  # warm-up rounds, with density^(t / (warmup + 1)) in round t; the paper uses 4
     norm: NotNegative = 0.0  # clipping norm of a round's summed gradients, times sqrt(n); 0: no clipping
@@ -82,7 +81,7 @@ class DGC(Method):
         state.theta = compressed.moved(state.theta, compressed.take_means(state, replies, net))
 
     def sent(self, value: Tensor, t: int) -> int:
-        """How many values of a tensor are sent in round t."""
+        """The number of values of a tensor to send in round t."""
         density = self.density ** (min(t, self.warmup + 1) / (self.warmup + 1))
         return value.numel() if value.dim() < 2 else math.ceil(density * value.numel())
 
@@ -108,7 +107,7 @@ class DGC(Method):
 
 
 def remember(u: Tensor, v: Tensor, g: Tensor, momentum: float, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """After a change g: where the k values to be sent stand, the v they are of, and u and v without them."""
+    """After a change g: the places of the k values to send, the v they come from, and u and v without them."""
     u = momentum * u + g
     v = v + u
     places = largest(v, k)

@@ -1,8 +1,8 @@
 """Ditto: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
 Algorithm 1.
 
-Clients train the server's model w_t as in FedAvg, which nothing else changes. Each also keeps a model v_k of its own,
-which never leaves it, and takes s local epochs with it near the server's: v_k <- v_k - eta (grad F_k(v_k) + lambda
+Clients train the server's model w_t as in FedAvg; nothing else affects it. Each also keeps its own model v_k, which it
+never sends, and trains it for s local epochs near the server's: v_k <- v_k - eta (grad F_k(v_k) + lambda
 (v_k - w_t)).
 
 Bytes per client and round, before lossless coding: 4 D down, 4 D up, where D counts the model's values (with
@@ -47,7 +47,7 @@ class Ditto(Method):
         return averaging.first_shared(problem, trained_entries(problem.first_model()))
 
     def client(self, site: Site) -> Own:
-        """No v_k yet: it starts from the first model that comes."""
+        """No v_k yet: it starts from the first received model."""
         return Own({})
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:

@@ -1,8 +1,8 @@
 """Ensemble: one-shot learning that keeps every client's model; the upper bound of FuseFL's and DENSE's tables.
 
-Every client trains the same first model on its own data until it is done and uploads it once, batch-norm statistics
-included. The server keeps all M models; for a sample it answers with the mean of their logits,
-F(x) = (1/M) sum_m f_m(x), with equal weights. Nothing is sent to the clients, and M models must be kept and evaluated.
+Every client trains the same first model on its own data and uploads it once, batch-norm statistics included. The server
+keeps all M models and predicts with the unweighted mean of their logits, F(x) = (1/M) sum_m f_m(x). Nothing is sent to
+the clients, and M models must be stored and evaluated.
 
 Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
 up, where D counts the model's values with batch-norm buffers.

@@ -1,7 +1,7 @@
 """FedAdam: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive Federated Optimization", ICLR
 2021, Algorithm 2.
 
-Clients train as in FedAvg; the server takes the mean D of their changes of the model, weighted by their numbers of
+Clients train as in FedAvg; the server uses the mean D of their changes of the model, weighted by their numbers of
 samples, as a gradient for Adam: m <- beta1 m + (1 - beta1) D; v <- beta2 v + (1 - beta2) D^2; x <- x + eta m /
 (sqrt(v) + tau), without bias correction. Batch-norm statistics are averaged as they are.
 

@@ -1,10 +1,10 @@
 """Fed-ADI: Yin, Molchanov, Alvarez, et al., "Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion",
 CVPR 2020, with the ensemble of the clients' models as its teacher.
 
-The clients train and upload once. The server makes images by descending on their pixels until the ensemble sees given
-classes (cross-entropy), takes them for its own training data (batch-norm statistics, Eq. 4), finds them smooth (total
-variation, Eq. 3) and disagrees with the student (one minus the Jensen-Shannon divergence, Eq. 7 and 8). After every
-batch of images the student is distilled from the ensemble on all images made so far.
+The clients train and upload once. The server generates images by gradient descent on pixels. The loss asks for given
+classes (cross-entropy of the ensemble), its batch-norm statistics (Eq. 4), smoothness (total variation, Eq. 3) and
+disagreement with the student (one minus the Jensen-Shannon divergence, Eq. 7 and 8). After every batch of images the
+student is distilled from the ensemble on all images generated so far.
 
 Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
 up, where D counts the model's values with batch-norm buffers.
@@ -40,7 +40,7 @@ from fewbytes.models import LogitMean
 
 @dataclass(frozen=True)
 class FedADI(Distilled):
-    """Hyper-parameters of Fed-ADI; the paper's code's for its CIFAR-10 models, the student's as in Fed-DAFL."""
+    """Hyper-parameters of Fed-ADI: those of the paper's code for its CIFAR-10 models; the student's as in Fed-DAFL."""
 
     server_epochs: Count = 200  # batches of images
     pixel_steps: Count = 1_000  # Adam steps per batch of images
@@ -82,7 +82,7 @@ class FedADI(Distilled):
                 schedule.step()
 
     def dream(self, student: nn.Module, teacher: LogitMean, shape: tuple[int, ...], device: str) -> Tensor:
-        """A batch of images that the teacher takes for data of random classes."""
+        """A batch of images that the teacher assigns to random classes."""
         images = ready(torch.randn(self.server_batch, *shape).to(device)).requires_grad_()
         classes = teacher(images[:1]).shape[1]
         y = torch.randint(classes, (self.server_batch,)).to(device)

@@ -1,8 +1,8 @@
 """FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017, Algorithm 1.
 
-Each round the server sends its model to a random cohort; every client of it trains the model on its own data for a few
-local epochs; the server takes the mean of what comes back, weighted by the clients' numbers of samples:
+Each round the server sends its model to randomly sampled clients. Each trains the model on its own data for a few
+local epochs. The server takes the mean of the returned models, weighted by the clients' numbers of samples:
 w_{t+1} = sum_k (n_k / n) w_{t+1}^k.
 
 Bytes per client and round, before lossless coding: 4 D down, 4 D up, where D counts the model's values (with
@@ -52,7 +52,7 @@ class FedAvg(Method):
         return first_shared(problem, self.shared(problem.first_model()))
 
     def shared(self, model: nn.Module) -> list[str]:
-        """Names of the model's entries that travel."""
+        """Names of the model's entries that are sent."""
         return list(trained_entries(model) if self.buffers == "averaged" else trained_parameters(model))
 
     def client(self, site: Site) -> Own | None:

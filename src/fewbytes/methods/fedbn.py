@@ -1,8 +1,8 @@
 """FedBN: Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 ICLR 2021.
 
-Batch normalisation, its parameters as well as its statistics, stays with each client, whose features may be
-distributed differently; everything else is averaged as in FedAvg. All clients take part in every round.
+The parameters and statistics of batch normalisation stay with each client, since clients' features may be distributed
+differently; everything else is averaged as in FedAvg. All clients take part in every round.
 
 Bytes per client and round, before lossless coding: 4 D down and 4 D up, where D counts the model's values without
 batch normalisation.
@@ -67,7 +67,7 @@ class FedBN(Method):
 
 
 def without_batch_norm(model: nn.Module) -> list[str]:
-    """Names of the model's entries, parameters and buffers, that are not of a batch normalisation."""
+    """Names of the model's parameters and buffers outside batch normalisation."""
     own = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()

@@ -1,13 +1,12 @@
 """FedBuff: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated Learning with Buffered Asynchronous
 Aggregation", AISTATS 2022, Algorithms 1 and 2.
 
-The server keeps M_c clients at work and waits for none: who has sent its change Delta_i of the model it began with
-makes room for another. Once K changes are there it moves, w <- w + eta_g / K sum_i s(tau_i) Delta_i, where tau_i is how
-many moves it has made since client i began and s(tau) = (1 + tau)^-a; that is a round. Batch-norm statistics are
-averaged as they are.
+The server keeps M_c clients training. When a client has sent its change Delta_i of the model it received, another one
+starts. After K changes the server updates w <- w + eta_g / K sum_i s(tau_i) Delta_i, which is a round. tau_i is the
+number of updates since client i started, and s(tau) = (1 + tau)^-a. Batch-norm statistics are averaged without s.
 
 Bytes per client and exchange, before lossless coding: 4 D down, 4 D up, where D counts the model's values (with
-batch-norm buffers). Who is at work when the last round ends has been sent the model, and sends nothing.
+batch-norm buffers). Clients still training when the last round ends have received the model, and send nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class FedBuff(Method):
     promises = Promises(sends="its change of the model, when it has finished", streams=True, aggregates=EVERY_RULE)
 
     def quick(self, epochs: int) -> Self:
-        return replace(super().quick(epochs), buffer=min(self.buffer, 5))  # of ten clients, if nobody says how many
+        return replace(super().quick(epochs), buffer=min(self.buffer, 5))  # suits ten clients, the default
 
     def cohort(self, clients: int) -> int:
         return min(self.buffer, clients)
@@ -64,9 +63,7 @@ class FedBuff(Method):
 
     def round(self, state: ServerModel, net: Network, t: int) -> None:
         if self.buffer >= len(net.clients):
-            net.note(
-                "every round waits for the slowest client: let buffer be less", f"{self.buffer} of {len(net.clients)}"
-            )
+            net.note("every round waits for the slowest client: lower buffer", f"{self.buffer} of {len(net.clients)}")
         mean, model = net.mean(state.buffers), compressed.message(state)
         for _, reply, staleness in islice(net.stream(self.train, model, at_once=self.concurrency), self.buffer):
             mean.add(weighted(reply.change.dense(), staleness, self.discount) | reply.buffers.dense())
@@ -87,5 +84,5 @@ class FedBuff(Method):
 
 
 def weighted(change: State, staleness: int, a: float) -> State:
-    """s(tau) Delta_i, s(tau) = (1 + tau)^-a: what a change of an old model counts."""
+    """s(tau) Delta_i with s(tau) = (1 + tau)^-a: a change discounted by its staleness."""
     return {name: value * (1 + staleness) ** -a for name, value in change.items()}

@@ -1,18 +1,18 @@
 """FedCAC: Wu, Liu, Niu, Zhu, Tang, "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning
 through Cautiously Aggressive Collaboration", ICCV 2023; as FedPURIN's evaluation runs it.
 
-After local training a client scores every parameter by how much its round's change matters, |Delta theta * theta|; the
-largest part tau of each layer is critical. It uploads its whole model and a bit mask m_i of the critical values. The
-server takes the mean thetabar of all models, weighted by samples, and for each client the mean delta_i over itself and
-those whose masks overlap enough with its own, C_i = {j: O_ij >= T(t)}; T(t) rises until, after round beta, nobody is
-left. The client gets theta_i = m_i * delta_i + (1 - m_i) * thetabar. FedPURIN, which came of it, has the same masks,
-overlaps and thresholds (its Eq. 8 and lines 9-10).
+After local training a client scores every parameter by the effect of its change in this round, |Delta theta * theta|;
+the largest fraction tau of each layer is critical. It uploads its model and a bit mask m_i of the critical values. The
+server computes the mean thetabar of all models, weighted by samples. For each client it also computes the mean
+delta_i over itself and the clients whose masks overlap enough with its own, C_i = {j: O_ij >= T(t)}. T(t) rises until,
+after round beta, no client is left. The client gets theta_i = m_i * delta_i + (1 - m_i) * thetabar. FedPURIN, which
+builds on FedCAC, has the same masks, overlaps and thresholds (its Eq. 8 and lines 9-10).
 
-The download of round t travels with the request of the client's next round, after the last round alone. After round
-beta it holds the values outside the mask only, one after another: the client knows its mask and has the critical ones.
+The download of round t is sent with the request of the client's next round; after the last round, in its own message.
+After round beta it has only the values outside the mask: the client knows its mask and has the critical ones.
 Batch-norm statistics stay with the client.
 
-Bytes per client and round, before lossless coding, with n_i critical ones of D parameters: up 4 D + D/8; down 4 D,
+Bytes per client and round, before lossless coding, with n_i critical values of D parameters: up 4 D + D/8; down 4 D,
 after round beta 4 (D - n_i).
 """
 
@@ -48,7 +48,7 @@ from fewbytes.wire import Bits, Dense, payload
 
 @payload
 class Combined:
-    """Server to client: theta_i of the next round; with `kept`, of each tensor the values outside the mask, flat."""
+    """Server to client: theta_i of the next round; with `kept`, only each tensor's values outside the mask, flat."""
 
     theta: Dense
     kept: bool
@@ -100,7 +100,7 @@ class FedCAC(Method):
     def aggregate(
         self, replies: Mapping[Id, Marked], t: int, clipped: Callable[[Sequence[State]], Sequence[State]] = list
     ) -> dict[Id, Combined]:
-        """What each client gets back; nothing for a client alone, whose model would be its own."""
+        """The reply for each client; empty for a single client, which would get its own model back."""
         if len(replies) < 2:
             return {}
         models = clipped([reply.theta.dense() for reply in replies.values()])
@@ -127,7 +127,7 @@ class FedCAC(Method):
 
     def receive(self, state: Personal, message: Combined, site: Site) -> None:
         theta = message.theta.dense()
-        if message.kept and not fits(theta, state.mask):  # the server was told another mask
+        if message.kept and not fits(theta, state.mask):  # the server has another mask
             return
         if message.kept:
             theta = {name: state.theta[name].masked_scatter(~state.mask[name], theta[name]) for name in theta}
@@ -142,7 +142,7 @@ class FedCAC(Method):
 
 
 def sensitive(after: torch.Tensor, before: torch.Tensor, tau: float) -> torch.Tensor:
-    """m_i of one layer: true at the largest part tau of |(after - before) * after|.
+    """m_i of one layer: true at the largest fraction tau of |(after - before) * after|.
 
     Where a half is not above 1e-10, all that is above 1e-20 is critical (the authors' code).
     """
@@ -150,7 +150,7 @@ def sensitive(after: torch.Tensor, before: torch.Tensor, tau: float) -> torch.Te
 
 
 def fits(values: State, mask: State) -> bool:
-    """Whether there are as many values as lie outside the mask, in each entry."""
+    """Whether each entry has as many values as there are places outside the mask."""
     return values.keys() == mask.keys() and all(
         list(values[name].shape) == [int((~each).sum())] for name, each in mask.items()
     )

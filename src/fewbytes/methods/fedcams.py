@@ -1,9 +1,9 @@
 """FedCAMS: Wang, Lin, Chen, "Communication-Efficient Adaptive Federated Learning", ICML 2022, Algorithm 2, with scaled
 sign compression and FedAMS (option 1: the maximum) on the server.
 
-Every client adds what it could not send before, e_i, to its change Delta_i, sends the scaled sign of the sum, taken as
-one vector x of d values, C(x) = (||x||_1 / d) sign(x), and keeps the rest: e_i <- x - C(x). The server takes the mean D
-of what comes as a gradient: m <- beta1 m + (1 - beta1) D; v <- beta2 v + (1 - beta2) D^2; v^ <- max(v^, v, epsilon);
+Every client adds the unsent rest of earlier rounds, e_i, to its change Delta_i. It sends the scaled sign of the sum, as
+one vector x of d values, C(x) = (||x||_1 / d) sign(x), and keeps e_i <- x - C(x). The server uses the mean D of the
+uploads as a gradient: m <- beta1 m + (1 - beta1) D; v <- beta2 v + (1 - beta2) D^2; v^ <- max(v^, v, epsilon);
 theta <- theta + eta m / sqrt(v^). Batch-norm statistics are averaged as they are.
 
 Bytes per client and round, before lossless coding: 4 D down; d/8 + 4 + 4 s up, where the model's D values are d

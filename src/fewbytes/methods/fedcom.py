@@ -1,10 +1,10 @@
 """FedCOM and FedCOMGATE: Haddadpour, Kamani, Mokhtari, Mahdavi, "Federated Learning with Compression: Unified Analysis
 and Sharp Guarantees", AISTATS 2021, Algorithms 1 and 2.
 
-Every client trains the server's model and sends its change D_i = w_i - w, each tensor of it rounded to 2^bits evenly
-spaced values; the server moves by their plain mean, w <- w + gamma mean D_i. With `gate` (FedCOMGATE) clients take the
-steps g - delta_i, where delta_i <- delta_i + (mean D - D_i) / (lr tau) after tau steps tracks how the client's gradient
-differs from everybody's. Batch-norm statistics are averaged as they are.
+Every client trains the server's model and sends its change D_i = w_i - w, with each tensor rounded to 2^bits evenly
+spaced values; the server adds their plain mean, w <- w + gamma mean D_i. With `gate` (FedCOMGATE), clients step along
+g - delta_i. After tau steps, delta_i <- delta_i + (mean D - D_i) / (lr tau), which tracks how far the client's gradient
+is from the mean gradient. Batch-norm statistics are averaged without rounding.
 
 Bytes per client and round, before lossless coding: 4 D down; bits/8 d + 8 for each of its tensors + 4 s up, where the
 model's D values are d parameters and s batch-norm statistics.
@@ -42,15 +42,15 @@ class Rounded:
 
 @dataclass
 class Tracking:
-    """A client's state, with `gate`: delta_i, but for the mean change of the round it last took part in."""
+    """A client's state, with `gate`: delta_i, without the mean change of the client's last round."""
 
     delta: State
     theta: State  # w of that round
-    round: int  # which it was
+    round: int  # its number
     rate: float  # its lr tau
 
     def settled(self, theta: State, t: int, gamma: float) -> State:
-        """delta_i in round t: with the mean change a round since then, as the server's model moved."""
+        """delta_i in round t, with the mean change per round since then, from the server's model."""
         scale = 1 / (gamma * max(t - self.round, 1) * self.rate) if self.delta else 0.0
         return {name: value + (theta[name] - self.theta[name]) * scale for name, value in self.delta.items()}
 
@@ -103,5 +103,5 @@ class FedCOM(Method):
         return compressed.whole(state, problem)
 
     def observed(self, model: nn.Module) -> list[str]:
-        """All of them: they are rounded, but finely."""
+        """All parameters: the rounding is fine."""
         return [name for name, p in model.named_parameters() if p.requires_grad]

@@ -1,8 +1,8 @@
 """Fed-DAFL: Chen, Wang, Xu, et al., "Data-Free Learning of Student Networks", ICCV 2019, with the ensemble of the
 clients' models as its teacher.
 
-The clients train and upload once. The server trains a generator whose images the ensemble answers decidedly (one-hot
-loss), with strong features (activation loss) and with all classes equally often (information entropy):
+The clients train and upload once. The server trains a generator of images to which the ensemble gives confident
+predictions (one-hot loss), large features (activation loss) and all classes equally often (information entropy):
 L = L_oh + alpha L_a + beta L_ie (Eq. 7). A student is distilled from the ensemble on fresh images of that generator.
 
 Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D

@@ -3,8 +3,8 @@ Algorithm 1, in one round.
 
 The clients train and upload once; the server starts from the mean of their models and distils the ensemble into it on
 unlabelled public data, minimising KL(softmax(mean_m f_m(x)) || softmax(s(x))) (Algorithm 1's AVGLOGITS). The data are
-the task's `public` samples (`--public`); without any, Gaussian noise. It stops when the loss on a held-out part of them
-no longer falls, and keeps the best model.
+the task's `public` samples (`--public`); without any, Gaussian noise. Training stops when the loss on held-out samples
+no longer falls, and the best model is kept.
 
 Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
 up, where D counts the model's values with batch-norm buffers.
@@ -48,15 +48,15 @@ class FedDF(Distilled):
 
     def server(self, problem: Problem) -> Uploads:
         if problem.public is None and not problem.blank().is_floating_point():
-            raise UserError(
-                "FedDF distils on noise where there are no public data, and samples are integers: give some"
-            )
+            raise UserError("FedDF without public data distils on noise, but samples are integers: give public data")
         return Uploads()
 
     def round(self, state: Uploads, net: Network, t: int) -> None:
         super().round(state, net, t)
         mean, layout = Mean(), net.problem.layout
-        same_model = [theta for m, theta in state.models.items() if layout(m) == layout(0)]  # the others only teach
+        same_model = [
+            theta for m, theta in state.models.items() if layout(m) == layout(0)
+        ]  # the others are only teachers
         for theta in same_model:
             mean.add(theta)
         state.student = mean() if same_model else None
@@ -64,7 +64,7 @@ class FedDF(Distilled):
     def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
         data = noise(self.noise, problem.sample_shape) if problem.public is None else problem.public
         if len(data) < 2:
-            raise UserError(f"FedDF needs at least 2 samples to distil on and to check by, there is {len(data)}")
+            raise UserError(f"FedDF needs at least 2 samples, to distil on and to validate, not {len(data)}")
         targets = logits_of(teacher, data, problem.device)
         order = torch.randperm(len(data))
         held_out, used = order.tensor_split([max(1, len(data) // 10)])

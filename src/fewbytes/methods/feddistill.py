@@ -1,12 +1,12 @@
 """FedDistill: Jeong, Oh, Kim, Park, Bennis, Kim, "Communication-Efficient On-Device Machine Learning: Federated
 Distillation and Augmentation under Non-IID Private Data", NeurIPS 2018 workshop MLPCD; without the augmentation.
 
-Every client keeps a model of its own, of any architecture. While it trains, it sums up the logits the model gives for
-its samples and uploads their mean for each class; the server takes the mean over the clients that hold the class.
-In the next round clients learn their labels and to give the logits of the sample's class:
-L = CE(z, y) + gamma mean (z - zbar_y)^2; classes nobody has sent yet have no such term.
+Every client keeps its own model, of any architecture. During training it averages the logits of its samples per class
+and uploads these means; the server averages them over the clients that have the class. In the next round clients learn
+both their labels and the mean logits of the sample's class: L = CE(z, y) + gamma mean (z - zbar_y)^2. Classes without
+mean logits so far have no such term.
 
-The logits of round t travel with the request of round t + 1. A class that nobody sent in a round keeps its own.
+The logits of round t are sent with the request of round t + 1. A class that no client sent in a round keeps its logits.
 
 Bytes per client and round, before lossless coding: 4 C |C_i| up, for the |C_i| classes of C it trained on; 4 C for
 each class known to the server down, 4 C^2 at most.

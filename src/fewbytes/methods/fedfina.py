@@ -1,7 +1,7 @@
 """FedFina: the last convolutions only; a baseline of GENE-FL (Section IV-A).
 
-As PartialFed, with another part: the last four convolutions that are larger than 1 x 1. They are loaded from the
-server's model before every local training, trained with the rest, sent and averaged; all else is each client's own.
+As PartialFed, with other layers: the last four convolutions larger than 1 x 1. They are loaded from the server's model
+before every local training, trained with the rest, sent and averaged; all other layers stay with the client.
 
 Bytes per client and round, before lossless coding: 4 A down and 4 A up, where A counts the values of those
 convolutions.
@@ -61,6 +61,6 @@ class FedFina(Method):
 
 
 def last_convolutions(model: nn.Module, count: int) -> list[str]:
-    """Names of the parameters of the last so many convolutions that are larger than 1 x 1."""
+    """Names of the parameters of the last `count` convolutions larger than 1 x 1."""
     last = hidden_layers(model)[-count:]
     return [name for layer, names in layers_of(model).items() if layer in last for name in names]

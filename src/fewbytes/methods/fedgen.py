@@ -1,17 +1,16 @@
 """FedGen: Zhu, Hong, Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021,
 Algorithm 1, with classifiers shared instead of models.
 
-Every client keeps a model of its own; features may come about in any way, as long as they are equally many. Clients
-train their whole model and upload its classifier; the server takes the mean of the classifiers, weighted by the
-clients' numbers of samples, and trains a small generator of features: from noise and a label to features that the
-classifiers together take for that label, labels being drawn as often as all clients have them. Clients overwrite their
-classifier with the mean, and train it on generated features, too: L = CE(h(f(x)), y) + CE(h(g(y')), y').
+Every client keeps its own model; feature extractors may differ, but features have one size. Clients train their whole
+model and upload its classifier. The server takes the mean of the classifiers, weighted by the clients' numbers of
+samples. It also trains a small generator that maps noise and a label to features that the classifiers together assign
+to that label; labels are drawn by their frequency at all clients. Clients overwrite their classifier with the mean, and
+train it on generated features, too: L = CE(h(f(x)), y) + CE(h(g(y')), y').
 
-Classifier, generator and label counts of round t travel with the request of round t + 1; after the last round the
-classifier in its own message. It is scored as it arrives (`combined`). Clients say how many samples of each class they
-have before the first round.
+Classifier, generator and label counts of round t are sent with the request of round t + 1; after the last round, the
+classifier in its own message. It is scored on arrival (`combined`). Clients report label counts before round 1.
 
-Bytes per client and round, before lossless coding: 4 (K' + 1) C up, for K' features and C classes, and 4 C once before;
+Bytes per client and round, before lossless coding: 4 (K' + 1) C up, for K' features and C classes, and 4 C once;
 4 ((K' + 1) C + G + C) down, where the generator's parameters are G = (noise + C + 3) hidden + (hidden + 1) K'; after
 the last round 4 (K' + 1) C.
 """
@@ -55,7 +54,7 @@ from fewbytes.wire import Dense, payload
 
 @payload
 class Counts:
-    """Client to server: how many samples of each class it has, (C,)."""
+    """Client to server: its number of samples per class, (C,)."""
 
     counts: Annotated[Dense, EXACT, COUNTS]
 
@@ -66,7 +65,7 @@ class Counts:
 
 @payload
 class Knowledge:
-    """Server to client: g, and how many samples of each class all clients have."""
+    """Server to client: g, and the number of samples per class at all clients."""
 
     generator: Dense
     counts: Annotated[Counts, EXACT]
@@ -115,7 +114,7 @@ class FedGen(Method):
         self.ask(state, net, [client])
 
     def ask(self, state: GeneratorAndHead, net: Network, clients: Iterable[Id]) -> None:
-        """Add the clients' label counts to those of all."""
+        """Add the clients' label counts to the total."""
         for _, reply in net.call(self.count, to=clients, check=like(counts={"": state.counts})):
             together = state.counts.long() + reply.values
             state.counts = together.clamp(max=torch.iinfo(torch.int32).max).to(torch.int32)
@@ -136,7 +135,7 @@ class FedGen(Method):
         net.tell(self.receive, send=Head(Dense(state.head)), when="next")
 
     def learn(self, state: GeneratorAndHead) -> None:
-        """Train g so that the classifiers' mean logits tell its labels; they are linear, so these are their mean's."""
+        """Train g so that the mean logits predict its labels; with linear classifiers, these are the mean's."""
         head = linear_of(state.head)
         g = self.make_generator(head)
         load_state(g, state.generator)
@@ -170,9 +169,9 @@ class FedGen(Method):
         return site.model(state.theta)
 
     def make_generator(self, head: nn.Linear) -> nn.Sequential:
-        """g: a noise and a one-hot label, side by side, to features.
+        """g: maps noise concatenated with a one-hot label to features.
 
-        Its batch normalisation is always in training mode, so that its statistics need not travel.
+        Its batch normalisation is always in training mode, so its statistics need not be sent.
         """
         features, classes = head.in_features, head.out_features
         return nn.Sequential(

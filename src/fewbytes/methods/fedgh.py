@@ -1,12 +1,12 @@
 """FedGH: Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized GlobalHead Header", ACM
 Multimedia 2023, Algorithm 1.
 
-Every client keeps a model of its own. Clients train their whole model and upload the mean features of each class they
-hold; the server trains one classifier on these, which it keeps from round to round, and clients overwrite theirs with
-it. All begin with the same classifier, client 0's, drawn from the seed.
+Every client keeps its own model. Clients train their whole model and upload the mean features of each class they have;
+the server trains one classifier on these, which it keeps over rounds, and clients overwrite theirs with it. All start
+with the same classifier, client 0's, drawn from the seed.
 
-The classifier of round t travels with the request of round t + 1, after the last round on its own, and is scored as it
-arrives (`combined`).
+The classifier of round t is sent with the request of round t + 1, or after the last round in its own message. It is
+scored on arrival (`combined`).
 
 Bytes per client and round, before lossless coding: 4 K' |C_i| up, for K' features and the |C_i| classes it holds;
 4 (K' + 1) C down, for C classes.

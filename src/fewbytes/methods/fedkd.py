@@ -1,18 +1,18 @@
 """FedKD: Wu, Wu, Lyu, Huang, Xie, "Communication-Efficient Federated Learning via Knowledge Distillation", Nature
 Communications 13, 2022, Algorithm 1.
 
-Every client keeps a model of its own, of any architecture, and works with a copy of one small auxiliary model that all
-share. On each batch the two learn their labels and from each other, logits and features, the less the worse they are:
+Every client keeps its own model, of any architecture, and a copy of one small auxiliary model that all clients share.
+On each batch the two models learn the labels and each other's logits and features, the less the worse they are:
 L_a = CE_a + (KL(p_b || p_a) + |r_a - W r_b|^2) / (CE_a + CE_b) for its own model a, L_b likewise, with features r and a
-private matrix W. Only b is uploaded; the server takes the mean. The model that is used is a.
+private matrix W. Only b is uploaded; the server takes the mean. Predictions come from a.
 
-Both ways b's matrices travel as the factors of their singular value decomposition, cut at the smallest rank that keeps
-more than a share T(t) of the squared singular values. A convolution is one small matrix for each pair of channels, all
-cut at one common rank. T rises from 0.95 to 0.98 over the first thousand rounds.
+In both directions b's matrices are sent as factors of their singular value decomposition, cut at the smallest rank
+that keeps more than a fraction T(t) of the squared singular values. A convolution is one small matrix per pair of
+channels, all cut at a common rank. T rises from 0.95 to 0.98 over the first thousand rounds.
 
 The auxiliary has the architecture of client 0, and its first weights are drawn from the seed at both ends; the mean of
-round t travels with the request of round t + 1. Its batch-norm statistics are neither sent nor kept: it only ever
-runs in training mode, which does not read them.
+round t is sent with the request of round t + 1. Its batch-norm statistics are neither sent nor kept, as it runs only in
+training mode, which does not read them.
 
 Bytes per client and round, before lossless coding, each way: 4 r (rows + columns + 1) for each matrix cut at rank r,
 and 4 for each number of the other parameters.
@@ -49,7 +49,7 @@ from fewbytes.wire import Dense, payload
 
 @payload
 class Factors:
-    """Either way: the parameters of the auxiliary model, as `compress` makes them."""
+    """In either direction: the auxiliary model's parameters, compressed by `compress`."""
 
     factors: Annotated[Dense, LEARNT, FRESH]
 
@@ -126,7 +126,7 @@ class FedKD(Method):
         return loss_a + loss_b
 
     def half(self, mine: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
-        """The loss of one of the two, of (logits, features) of itself and of the other."""
+        """The loss of one of the two models, from (logits, features) of itself and of the other."""
         ce = F.cross_entropy(mine[0], labels)
         apart = mean_divergence(other[0], mine[0], self.kl) + F.mse_loss(mine[1], other[1])
         return ce + apart / (ce + F.cross_entropy(other[0], labels))
@@ -152,14 +152,14 @@ class Three(nn.Module):
 
 
 def compress(theta: State, energy: float) -> State:
-    """Every matrix as factors `name/u` (…, rows, r), `name/s` (…, r) and `name/v` (…, r, columns); the rest as it is.
+    """Every matrix as factors `name/u` (…, rows, r), `name/s` (…, r), `name/v` (…, r, columns); the rest unchanged.
 
     r is the smallest rank whose squared singular values, summed over all matrices of an entry (…, rows, columns),
     exceed `energy` of their total; the full rank if none does.
     """
     factors: State = {}
     for name, value in theta.items():
-        if value.dim() < 2 or not value.isfinite().all():  # a model that diverged has no decomposition
+        if value.dim() < 2 or not value.isfinite().all():  # a diverged model has no decomposition
             factors[name] = value
             continue
         u, s, v = torch.linalg.svd(value, full_matrices=False)
@@ -171,7 +171,7 @@ def compress(theta: State, energy: float) -> State:
 
 
 def check_factors(factors: State, theta: State) -> None:
-    """Raises MethodError for what is not what `compress` makes of such parameters."""
+    """Raises MethodError unless the factors match `compress`'s output for such parameters."""
     expected: State = {}
     for name, value in theta.items():
         s = factors.get(f"{name}/s")
@@ -183,13 +183,13 @@ def check_factors(factors: State, theta: State) -> None:
         shapes = {"u": (*channels, rows, rank), "s": (*channels, rank), "v": (*channels, rank, columns)}
         expected |= {f"{name}/{part}": value.new_empty(shape) for part, shape in shapes.items()}
     check_like(factors, expected)
-    for name, value in factors.items():  # their rows, or columns, are of norm 1 but for rounding
+    for name, value in factors.items():  # rows, or columns, have norm 1 up to rounding
         if name.endswith(("/u", "/v")) and float(value.norm()) > 2 * math.sqrt(value.numel() / max(value.shape[-2:])):
             raise MethodError(f"its {name!r} is not a factor of a singular value decomposition")
 
 
 def restore(factors: State) -> State:
-    """The parameters from their factors: `u diag(s) v` where there are some."""
+    """The parameters from their factors: `u diag(s) v` for entries that have them."""
     theta: State = {}
     for key, value in factors.items():
         name, _, part = key.partition("/")

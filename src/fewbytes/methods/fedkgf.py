@@ -3,13 +3,13 @@ Learning", IEEE Transactions on Mobile Computing 2024.
 
 A convolution learns only b base kernels w and generates its other output channels from copies of them,
 w' = sign(w)(|w|^beta + alpha) (Eq. 2), with fixed random alpha and beta that every node draws from one seed. Clients
-train base kernels, batch norm and classifier; of the model's M modules, cut into G = min(M, n) groups, each of the n
-clients of a round uploads one group, by a random permutation. The server puts the groups together to the new model
-without averaging and sends it to all.
+train base kernels, batch norm and classifier. The model's M modules are divided into G = min(M, n) groups; each of the
+n clients of a round uploads one group, by a random permutation. The server assembles the new model from the groups,
+without averaging, and sends it to all.
 
 Bytes per client and round, before lossless coding: 4 D down and, on average, 4 D / n up, where D counts the values of
-the model with base kernels only (with batch-norm buffers; counters take 8 bytes); with k owners 4 k D / n up, where
-all own every group 4 D. What is common adds 4 times its values.
+the model with base kernels only (with batch-norm buffers; counters take 8 bytes); with k owners 4 k D / n up, and
+4 D if all own every group. Each common value adds 4 bytes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ NORMALISATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 
 @payload
 class Model:
-    """Server to client: the model, the clients in the round's permutation: the g-th uploads group g; and in which order
-    modules are cut into groups, by their numbers, None: as they are defined."""
+    """Server to client: the model; the clients in the round's permutation, whose g-th client uploads group g; and the
+    order in which modules are grouped, by number (None: in order of definition)."""
 
     theta: Dense
     order: list[int]
@@ -77,11 +77,11 @@ class FedKGF(Method):
     promises = Promises(sends="one group of its layers' base kernels", aggregates=ENTRY_RULES)
 
     def model_for(self, shape: tuple[int, ...]) -> str:
-        """Of images a model with convolutions."""
+        """For images, a model with convolutions."""
         return convolutional(super().model_for(shape), shape)
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
-        """The incomplete network: base kernels only, with alpha and beta of the seed."""
+        """The incomplete network: only base kernels, with alpha and beta from the seed."""
         return generated_network(model, Kernels(self.base, seed, self.sign, self.alpha, self.through, self.init))
 
     def server(self, problem: Problem) -> GlobalModel:
@@ -98,7 +98,7 @@ class FedKGF(Method):
 
         def check(client: Id, reply: Modules) -> None:
             if reply.theta.state.keys() != self.own(send, client, model):
-                raise MethodError("it sent other entries than those of its group")
+                raise MethodError("its upload has other entries than those of its group")
 
         for _, reply in net.call(self.train, to=cohort, send=send, check=check):
             mean.add(reply.theta.dense(), weight=reply.samples)
@@ -125,19 +125,19 @@ class FedKGF(Method):
         return problem.first_model(state.theta)
 
     def observed(self, model: nn.Module) -> list[str] | None:
-        """All of the model if every client uploads it; else another part each round."""
+        """The whole model if every client uploads it; otherwise the group changes each round."""
         return None if self.owners else [name for name, p in model.named_parameters() if p.requires_grad]
 
 
 def modules_of(model: nn.Module) -> list[list[str]]:
     """The modules of section 3.3 in the order of their definition: names of their entries in the model's state.
 
-    A module is a layer with its normalisation: whatever has entries of its own begins one, but for normalisations,
-    which belong to the layer before, and the 1x1 convolution of a shortcut, which belongs to the first layer of its
-    block. ResNet-18 has 18 modules, YOLOX-S 83.
+    A module is a layer with its normalisation. Each layer with entries starts one, except normalisations, which belong
+    to the preceding layer, and a shortcut's 1x1 convolution, which belongs to the first layer of its block.
+    ResNet-18 has 18 modules, YOLOX-S 83.
     """
     modules: list[list[str]] = []
-    first: dict[str, list[str]] = {}  # by a block's name, the module that begins it
+    first: dict[str, list[str]] = {}  # by block name, its first module
     for name, layer in model.named_modules():
         entries = [f"{name}.{entry}" if name else entry for entry in own_entries(layer)]
         if not entries:
@@ -168,13 +168,13 @@ def grouped(modules: Sequence[T], clients: int) -> list[list[T]]:
 
 
 def owned(slot: int, clients: int, owners: int) -> list[int]:
-    """The groups of the client in a slot of the permutation: its own and the owners - 1 after it; 0: all of them."""
+    """The groups of the client at a slot of the permutation: its own and the next owners - 1 (owners = 0: all)."""
     return [(slot + i) % clients for i in range(min(owners or clients, clients))]
 
 
 def common_entries(model: nn.Module) -> list[str]:
-    """Names of the entries of normalisations, statistics included, and of what gives the outputs: the layers that the
-    model names its `predictors`, else its last module."""
+    """Names of the entries of normalisations, statistics included, and of the output layers: those that the model names
+    its `predictors`, else its last module."""
     ends = tuple(f"{name}." for name in getattr(model, "predictors", ()))
     last = [name for name in trained_entries(model) if name.startswith(ends)] if ends else modules_of(model)[-1]
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, NORMALISATIONS)}

@@ -1,18 +1,18 @@
 """FedKTL: "An Upload-Efficient Scheme for Transferring Knowledge From a Server-Side Pre-trained Generator to Clients in
 Heterogeneous Federated Learning", CVPR 2024, Fig. 2.
 
-Clients keep models of any architecture; their classifiers are replaced by a projection to the space of one fixed frame
-of class vectors, the same for all (ETF), learnt with ArcFace (Eq. 1). Each uploads its classes' mean vectors there, the
-prototypes. The server trains a small transformer that takes prototypes to valid latent vectors of a pre-trained image
-generator, keeping classes together (Eq. 2, MSE) and the domain valid (Eq. 3, MMD); it generates one image a class from
-the class's latent centroid and sends the pairs of image and centroid, which clients learn to map (Eq. 4, MSE).
+Clients keep models of any architecture. A projection to a fixed frame of class vectors, the same for all clients (ETF),
+replaces their classifiers; it is trained with ArcFace (Eq. 1). Each client uploads its classes' mean vectors in this
+space, the prototypes. The server trains a small transformer from prototypes to valid latent vectors of a pre-trained
+image generator, which keeps classes together (Eq. 2, MSE) and the domain valid (Eq. 3, MMD). It generates one image per
+class from the latent centroid and sends the pairs of image and centroid; clients learn this mapping (Eq. 4, MSE).
 
-The pairs of round t travel with the request of round t + 1; the generator never leaves the server. The frame and the
-first values of the mapping are drawn from the seed at both ends.
+The pairs of round t are sent with the request of round t + 1; the generator stays on the server. The frame and the
+initial values of the mapping are drawn from the seed at both ends.
 
-Bytes per client and round, before lossless coding: up 4 K |C_i| for the |C_i| classes it holds; down 4 H + 3 h w for
-each class that has a centroid, the pixels at a byte each (the paper counts them as numbers, like everything else). With
-`transfer=conditional` nothing goes up.
+Bytes per client and round, before lossless coding: up 4 K |C_i| for its |C_i| classes; down 4 H + 3 h w for each
+class with a centroid, at one byte per pixel (the paper counts pixels as numbers, like everything else). With
+`transfer=conditional` nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
 from fewbytes.wire import Images, payload
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # sigma of Eq. 3's kernels exp(-d^2 / (2 sigma)), the authors' code's
-CLIP = 100.0  # the largest norm of a gradient, everywhere in the authors' code
-VALID_LATENTS = 200  # drawn to know how long valid latents are, and shown
+CLIP = 100.0  # maximum gradient norm, everywhere in the authors' code
+VALID_LATENTS = 200  # drawn to measure the lengths of valid latents, and shown
 
 
 @payload
@@ -84,7 +84,7 @@ class KnowledgeTransfer:
 
     transformer: State  # F
     centroids: Tensor  # Qbar, (C, H)
-    known: list[int]  # the classes that have one
+    known: list[int]  # the classes with a centroid
     pairs: Pairs | None = None  # of the last round
 
 
@@ -162,9 +162,11 @@ class FedKTL(Method):
         return Own(features_of(model).state(), state_of(head))
 
     def prototype_size(self, features: int, classes: int) -> int:
-        """K. Raises UserError if it is too small for a frame of so many classes."""
+        """K. Raises UserError if it is too small for a frame of `classes` vectors."""
         if 0 < self.dimension < classes:
-            raise UserError(f"dimension is {self.dimension}: give at least {classes}, the classes, or 0 for just that")
+            raise UserError(
+                f"dimension is {self.dimension}: give at least {classes}, the number of classes, or 0 for exactly that"
+            )
         return features if self.classifier == "linear" else self.dimension or classes
 
     def round(self, state: KnowledgeTransfer, net: Network, t: int) -> None:
@@ -185,7 +187,7 @@ class FedKTL(Method):
                 self.generate(state, net, prototypes, labels)
 
     def generate(self, state: KnowledgeTransfer, net: Network, prototypes: Tensor, labels: Tensor) -> None:
-        """3.3.3: train the transformer on the prototypes (n, K), then make the pairs of every class known so far."""
+        """3.3.3: train the transformer on the prototypes (n, K), then create the pairs of all known classes."""
         generator = load_generator(self.generator)
         transformer = make_transformer(prototypes.shape[1], generator.latent_dim)
         load_state(transformer, state.transformer)
@@ -215,7 +217,7 @@ class FedKTL(Method):
         show_points(net, transformer, prototypes, labels, valid)
 
     def generate_conditionally(self, state: KnowledgeTransfer, net: Network) -> None:
-        """+CS: the pairs of a class of the generator for each of ours, drawn once, without alignment."""
+        """+CS: for each class a pair from one of the generator's own classes, drawn once, without alignment."""
         classes = len(state.centroids)
         generator = conditional(load_generator(self.generator), self.generator, classes)
         with seeded(net.problem.seed, "generator's classes"):
@@ -225,7 +227,7 @@ class FedKTL(Method):
         show_images(net, state.pairs)
 
     def pairs_of(self, generator: ImageGenerator, problem: Problem, vectors: Tensor, classes: list[int]) -> Pairs:
-        """Latent vectors (n, H) of classes with their images, as clients get them."""
+        """Latent vectors (n, H) of classes with their images, as sent to clients."""
         images = client_images(generator.synthesise(vectors), problem.sample_shape)
         images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
         return Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, classes))
@@ -240,7 +242,7 @@ class FedKTL(Method):
     ) -> Tensor:
         """3.3.3: train F in place on prototypes (n, K) of classes `labels` (n,); the centroids (C, H) afterwards.
 
-        While F trains, the table stands for the class means and is trained too. `latents(n)`: n valid latent vectors.
+        During training, a trained table replaces the class means. `latents(n)`: n valid latent vectors.
         """
         free = nn.Parameter(centroids.clone())
         optimisers = [
@@ -250,7 +252,7 @@ class FedKTL(Method):
         transformer.train()
         for _ in range(self.server_epochs if len(labels) > 1 else 0):
             for rows in torch.randperm(len(labels)).split(self.server_batch):
-                if len(rows) < 2:  # batch normalisation cannot train on one
+                if len(rows) < 2:  # batch normalisation needs at least two
                     continue
                 q = transformer(prototypes[rows])
                 loss = torch.zeros(())
@@ -278,8 +280,8 @@ class FedKTL(Method):
         self.fit(state, message, site)
 
     def fit(self, state: Own, message: Pairs | None, site: Site) -> Parts:
-        """Local training, with L^M where there are pairs (one alone cannot be batch-normalised, and is left out); the
-        client's model after it."""
+        """Local training, with L^M if there are several pairs (a single one cannot be batch-normalised); returns the
+        client's trained model."""
         own = self.parts(state, site)
         joint, extra, more, local = Joint(own.network), None, None, self.local
         pairs = 0 if message is None else len(message.vectors.classes)
@@ -290,7 +292,7 @@ class FedKTL(Method):
             extra = self.transfer_loss(joint, own.features, images, vectors)
         elif message is not None and self.transfer == "images":
             more = message.images.values(), torch.tensor(message.vectors.classes)
-            local = replace(local, order="shuffled", last="merged")  # so that none of them is left out
+            local = replace(local, order="shuffled", last="merged")  # so that no pair is skipped
         site.fit(joint, local, more, loss=self.loss, extra=extra)
         state.theta, state.head = own.features.state(), state_of(own.head)
         return own
@@ -304,7 +306,7 @@ class FedKTL(Method):
     def transfer_loss(
         self, joint: Joint, features: nn.Module, images: Tensor, vectors: Tensor
     ) -> Callable[[nn.Module], Tensor]:
-        """mu L^M of the next batch of pairs, each time it is called (Eq. 4): h'(f(I)) against Qbar."""
+        """A function that returns mu L^M of the next batch of pairs (Eq. 4): h'(f(I)) against Qbar."""
         batches = endless(len(images), self.local.batch)
 
         def loss(_: nn.Module) -> Tensor:
@@ -335,17 +337,17 @@ class FedKTL(Method):
 
 @dataclass(frozen=True)
 class Parts:
-    """A client's model: what classifies, and what of it does what."""
+    """A client's model and its parts by purpose."""
 
-    model: nn.Module  # as the task makes it
+    model: nn.Module  # as the task builds it
     network: nn.Module  # samples to scores (n, C)
     features: Block  # f
     head: nn.Module  # h
-    embedding: nn.Module  # samples to what prototypes are the means of
+    embedding: nn.Module  # samples to vectors, whose means are prototypes
 
 
 class Joint(nn.Module):
-    """What is trained together: the network that classifies, and h' where there are pairs."""
+    """The modules trained together: the classifying network, and h' if there are pairs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -377,9 +379,9 @@ def make_transformer(dimension: int, latent: int) -> nn.Sequential:
 
 
 def mmd(x: Tensor, y: Tensor, bandwidth: Literal["fixed", "median"] = "fixed") -> Tensor:
-    """Eq. 3: the squared maximum mean discrepancy of two samples (n, H), biased, of four Gaussian kernels' sum."""
+    """Eq. 3: the squared maximum mean discrepancy of two samples (n, H), biased, with four Gaussian kernels."""
     both = torch.cat([x, y])
-    both = both - both.detach().mean(0)  # distances stay, rounding errors shrink
+    both = both - both.detach().mean(0)  # keeps distances, reduces rounding errors
     norms = both.square().sum(1)
     squared = (norms[:, None] + norms - 2 * both @ both.T).clamp_min(0)
     unit = 1.0 if bandwidth == "fixed" else F.pdist(both.detach()).square().median().item() / BANDWIDTHS[-1] or 1.0
@@ -395,17 +397,17 @@ def noisy(values: Tensor, deviation: float) -> Tensor:
 
 
 def conditional(generator: ImageGenerator, name: str, classes: int) -> ConditionalGenerator:
-    """The generator, if it has at least so many classes of its own. Raises UserError for another, by its name."""
+    """The generator, if it has at least `classes` classes of its own. Raises UserError, naming it, otherwise."""
     if not isinstance(generator, ConditionalGenerator) or generator.classes < classes:
         raise UserError(
             f"transfer is conditional, but the generator {name} does not have {classes} classes of its own: name a "
-            "StyleGAN-XL that has, or leave transfer at pairs"
+            "StyleGAN-XL that does, or leave transfer at pairs"
         )
     return generator
 
 
 def show_images(net: Network, pairs: Pairs) -> None:
-    """For people: the images by class."""
+    """Show the images by class in the report."""
     known = net.problem.classes
     names = [known[c] if c < len(known) else f"class {c}" for c in pairs.vectors.classes]
     if pairs.images.pixels.shape[1] in (1, 3):
@@ -413,7 +415,7 @@ def show_images(net: Network, pairs: Pairs) -> None:
 
 
 def show_points(net: Network, transformer: nn.Module, prototypes: Tensor, labels: Tensor, latents: Tensor) -> None:
-    """For people: the prototypes before and after the transformer among valid latents (Fig. 2c)."""
+    """Show prototypes before and after the transformer, among valid latents, in the report (Fig. 2c)."""
     with torch.no_grad():
         transformed = transformer.eval()(prototypes)
     after = {"prototypes": (transformed, labels), "valid latents": (latents, None)}

@@ -1,9 +1,9 @@
 """FedLP: Zhu, Shi, Luo, Wang, Peng, Fan, Letaief, "FedLP: Layer-Wise Pruning Mechanism for Communication-Computation
 Efficient Federated Learning", ICC 2023, homogeneous scheme.
 
-Every client of a cohort trains the whole model and keeps each of its entries with probability 1 - ratio, independently
-by client, entry and round; only what is kept is sent. The server takes the plain mean of each entry over the clients
-that sent it; an entry nobody sent stays as it was.
+Every sampled client trains the whole model and keeps each of its entries with probability 1 - ratio, independently
+by client, entry and round; it sends only the kept ones. The server takes the plain mean of each entry over the clients
+that sent it; an entry that no client sent stays unchanged.
 
 Bytes per client and round, before lossless coding: 4 D down and, on average, 4 (1 - ratio) D up, where D counts the
 model's values (with batch-norm buffers).
@@ -35,7 +35,7 @@ from fewbytes.wire import Dense, payload
 
 @payload
 class Kept:
-    """Client to server: the entries it keeps of its model."""
+    """Client to server: the kept entries of its model."""
 
     theta: Annotated[Dense, PART]
 
@@ -46,7 +46,7 @@ class FedLP(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
-    ratio: BelowOne = 0.5  # fraction of the entries that is left out
+    ratio: BelowOne = 0.5  # fraction of the entries that are not sent
 
     promises = Promises(sends="some of its layers, drawn at random", aggregates=ENTRY_RULES)
 
@@ -61,7 +61,7 @@ class FedLP(Method):
 
         def check(client: Id, reply: Kept) -> None:
             if reply.theta.state.keys() != self.drawn(state.theta, handler_stream(seed, client, t, "train")):
-                raise MethodError("it sent other entries than those it drew")
+                raise MethodError("its upload has other entries than those it drew")
 
         send = Model(Dense(state.theta))
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send, check=check):
@@ -74,7 +74,7 @@ class FedLP(Method):
         return Kept(Dense({name: value for name, value in trained.theta.dense().items() if name in kept}))
 
     def drawn(self, names: Iterable[str], rng: np.random.Generator) -> set[str]:
-        """The entries that are kept, of these in their order."""
+        """The kept entries, drawn from the names in their order."""
         return {name for name in names if rng.random() >= self.ratio}
 
     def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module | None:

@@ -1,12 +1,12 @@
 """FedLPS: Jia, Zhang, Beheshti, Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local Parameter
 Sharing", AAAI 2024.
 
-The first layers, the encoder, are trained once, in the first round, and stay as they are then. After its first local
-training every client prunes the other layers for good: the channels of the least L1 norm, as outputs, as inputs and in
-batch normalisation. It sends what is left; the server averages the pruned models, weighted by numbers of samples.
+The first layers, the encoder, are trained only in the first round. After its first local training every client prunes
+the other layers permanently: the channels with the smallest L1 norm, as outputs, as inputs and in batch normalisation.
+It sends the remaining values; the server averages the pruned models, weighted by numbers of samples.
 
-Bytes per client and round, before lossless coding: 4 D down and 4 n + P/8 up, for n values left of the P that are not
-the encoder's (in the first round P = D, and the encoder's are left).
+Bytes per client and round, before lossless coding: 4 D down and 4 n + P/8 up, for n remaining of P values outside
+the encoder (in the first round P = D, and the encoder's remain).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from fewbytes.models.build import batch_norm_names
 from fewbytes.models.layers import hidden_layers, layers_of
 from fewbytes.wire import Dense, Masked, payload
 
-RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of clients by their number, where they differ
+RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of clients by id, if they differ
 
 
 @payload
 class Download:
-    """Server to client: Theta, and whether its encoder is trained already."""
+    """Server to client: Theta, and whether its encoder is already trained."""
 
     theta: Dense
     settled: bool
@@ -46,7 +46,7 @@ class Download:
 
 @payload
 class Pruned:
-    """Client to server: what is left of its model, with the encoder until that is settled, and n_i."""
+    """Client to server: its pruned model, with the encoder until it is settled, and n_i."""
 
     theta: Annotated[Masked, PART]
     samples: Samples
@@ -64,8 +64,8 @@ class Settling:
 class Sparse:
     """A client's state."""
 
-    theta: State  # its model; empty before it trains for the first time
-    mask: State = field(default_factory=dict)  # of the entries that are pruned
+    theta: State  # its model; empty before its first training
+    mask: State = field(default_factory=dict)  # of the pruned entries
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class FedLPS(Method):
 
     def server(self, problem: Problem) -> Settling:
         model = problem.first_model()
-        prune_mask(model, self.ratio, encoder_names(model))  # refuses a model without layers before anything runs
+        prune_mask(model, self.ratio, encoder_names(model))  # refuse a model without layers before the run starts
         return Settling(first_shared(problem, trained_entries(model)).theta)
 
     def client(self, site: Site) -> Sparse:
@@ -96,7 +96,7 @@ class FedLPS(Method):
 
         def check(client: Id, reply: Pruned) -> None:
             if {name: int(m.count_nonzero()) for name, m in reply.theta.mask.items()} != left[self.ratio_of(client)]:
-                raise MethodError("what it sent is not what pruning leaves of its model")
+                raise MethodError("its upload is not what pruning keeps of its model")
 
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send, check=check):
             means.add(reply.theta.dense(), weight=reply.samples)
@@ -122,7 +122,7 @@ class FedLPS(Method):
         site.fit(model, self.local, before_step=keep_zeros)
         after = state_of(model)
         if message.settled:
-            after |= {name: theta[name] for name in encoder}  # its statistics too
+            after |= {name: theta[name] for name in encoder}  # with its statistics
         if not state.mask:
             state.mask = prune_mask(model, self.ratio_of(site.me), encoder)
         state.theta = after | {name: after[name] * kept for name, kept in state.mask.items()}
@@ -132,11 +132,11 @@ class FedLPS(Method):
         return Pruned(Masked.of(sent, full | state.mask), len(site.train))
 
     def ratio_of(self, client: Id) -> float:
-        """The part of the channels that a client prunes."""
+        """The fraction of channels that a client prunes."""
         return RATIOS[client % len(RATIOS)] if self.ratios == "adaptive" else self.ratio
 
     def left(self, model: nn.Module, ratio: float, settled: bool) -> dict[str, int]:
-        """How many values of each entry a client sends, whichever channels it prunes."""
+        """The number of values that a client sends per entry, whichever channels it prunes."""
         encoder = encoder_names(model)
         sizes = {name: value.numel() for name, value in trained_entries(model).items()}
         sizes |= {name: int(m.count_nonzero()) for name, m in prune_mask(model, ratio, encoder).items()}
@@ -150,7 +150,7 @@ class FedLPS(Method):
 
 
 def encoder_names(model: nn.Module) -> set[str]:
-    """The entries before the first layer that is not of the first layer's width."""
+    """The entries before the first layer whose width differs from the first layer's."""
     layers, hidden = layers_of(model), hidden_layers(model)
     modules = dict(model.named_modules())
     width = modules[hidden[0]].weight.shape[0] if hidden else 0
@@ -161,11 +161,11 @@ def encoder_names(model: nn.Module) -> set[str]:
 
 
 def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
-    """Which values stay, by entry: those of the channels of the largest L1 norms, of layers as outputs and as inputs.
+    """Masks of the kept values by entry: those of the channels with the largest L1 norms, as outputs and as inputs.
 
-    Channels are picked once for each width, by the norms of all weights that make or read so many: so a layer keeps the
-    channels that its batch normalisation, the layers it is added to and those that read it keep. The encoder keeps all
-    of its own, and the classifier all outputs.
+    Channels are selected once per width, by the norms of all weights that write or read this many channels. So a layer
+    keeps the same channels as its batch normalisation, the layers it is added to and those that read it. The encoder
+    keeps all of its own, and the classifier all outputs.
     """
     own, batch_norm, layers = trained_entries(model), batch_norm_names(model), layers_of(model)
     modules, last = dict(model.named_modules()), list(layers)[-1]
@@ -173,7 +173,7 @@ def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
     for layer, (weight, *_) in layers.items():
         if not weight.endswith("weight"):
             raise UserError(
-                f"FedLPS prunes weights, and those of {layer} are frozen: train them, or freeze its bias, too"
+                f"FedLPS prunes weights, and those of {layer} are frozen: train them, or also freeze its bias"
             )
         value = own[weight].detach().abs().cpu().float()
         outputs, inputs = value.shape[:2]
@@ -200,15 +200,15 @@ def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
 
 
 def channels_read(inputs: int, widths: Sequence[int]) -> int:
-    """How many channels a layer reads in so many inputs, of layers before it that make so many: as many as it has
-    inputs, where one makes them; else those of the last whose channels may be several inputs each (flattened)."""
+    """The number of channels among a layer's `inputs`, given the `widths` of the layers before it: `inputs` if one has
+    this width; else the width of the last layer that divides it, each channel being several inputs (flattened)."""
     if inputs in widths:
         return inputs
     return next((width for width in reversed(widths) if inputs % width == 0), inputs)
 
 
 def largest(norms: Tensor, ratio: float) -> Tensor:
-    """True at all but the floor(ratio n) smallest norms (n,); equal ones by their place."""
+    """True at all but the floor(ratio n) smallest norms (n,); ties by position."""
     kept = torch.ones(len(norms), dtype=torch.bool)
     kept[norms.argsort(stable=True)[: int(ratio * len(norms))]] = False
     return kept

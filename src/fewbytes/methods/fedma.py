@@ -1,17 +1,17 @@
 """FedMA: Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni, "Federated Learning with Matched Averaging", ICLR 2020,
 Algorithm 1, for chains of convolutions and linear layers.
 
-Neurons of one layer have no order, so the server matches those of all clients before it averages them: a Beta-Bernoulli
-process gives every pair of a client's neuron and a global one a score, new global neurons included (that of PFNM,
-Yurochkin et al. 2019), and the Hungarian algorithm picks the best assignment of each client in turn.
-Layer by layer, the clients take the matched layer, permute what their next layer takes to fit, and train the layers
-after it further; the classifiers are averaged class by class, by how many samples of it each client has.
+Neurons of one layer have no order, so the server matches those of all clients before averaging. A Beta-Bernoulli
+process (that of PFNM, Yurochkin et al. 2019) scores every pair of a client's neuron and a global one, including new
+global ones; the Hungarian algorithm finds the best assignment of each client in turn. Layer by layer, the clients load
+the matched layer, permute the inputs of their next layer to fit, and train the layers after it further. The classifiers
+are averaged class by class, weighted by each client's samples of the class.
 
-A layer is a round, and the run has L of them, whatever number is asked for. The download of layer l travels with the
-request for layer l + 1. A client that misses a round has no part in the later ones: its neurons are not matched.
+Each layer takes one round, and the run has L rounds, whatever number is requested. The download of layer l is sent with
+the request for layer l + 1. A client that misses a round is left out of later ones: its neurons are not matched.
 
 Bytes per client over the whole run, before lossless coding, with N_l neurons of layer l, W_l after matching, which may
-be more, and I_l numbers that one takes of each neuron before, its kernel: up 4 (sum_l N_l (W_(l-1) I_l + 1) + C), C for
+be more, and I_l weights of a neuron per preceding one, its kernel: up 4 (sum_l N_l (W_(l-1) I_l + 1) + C), C for
 the counts of the classes; down 4 sum_(l < L) (W_l (W_(l-1) I_l + 1) + N_l).
 """
 
@@ -46,15 +46,15 @@ from fewbytes.wire import Dense, payload
 
 @payload
 class Matched:
-    """Server to client: layer l of the global model, and which of its neurons each of the client's is."""
+    """Server to client: layer l of the global model, and the global neuron of each of the client's neurons."""
 
-    layer: Annotated[Dense, EXACT]  # all clients are to have the same
+    layer: Annotated[Dense, EXACT]  # equal for all clients
     places: Annotated[Dense, EXACT]
 
 
 @payload
 class Sent:
-    """Client to server: its layer l, trained; with the classifier how many samples of each class it has."""
+    """Client to server: its trained layer l; with the classifier, also its number of samples per class."""
 
     layer: Annotated[Dense, LEARNT, FRESH]
     counts: Annotated[Dense | None, EXACT, COUNTS]
@@ -65,19 +65,19 @@ class Matching:
     """The server's state."""
 
     theta: State = field(default_factory=dict)  # the global model's layers so far
-    places: dict[Id, Tensor] = field(default_factory=dict)  # of each client's neurons of the last of them
+    places: dict[Id, Tensor] = field(default_factory=dict)  # of each client's neurons in the last layer so far
 
 
 @dataclass
 class Own:
     """A client's state."""
 
-    theta: State  # its model: layers of the global one, then its own
+    theta: State  # its model: global layers, then its own
 
 
 @dataclass(frozen=True)
 class FedMA(Method):
-    """Hyper-parameters of FedMA; those of the process as in its paper, local training's FuseFL's."""
+    """Hyper-parameters of FedMA: the paper's for the process, FuseFL's for local training."""
 
     layers: Several = 3  # L, number of layers with the classifier, 9 for vgg9; one per round
     gamma: Positive = 7.0  # larger values give more new global neurons
@@ -97,7 +97,7 @@ class FedMA(Method):
         return self.layers
 
     def model_for(self, shape: tuple[int, ...]) -> str:
-        """A model with so many layers."""
+        """A model with `layers` layers."""
         images = len(shape) == 3 and min(shape[1:]) >= 8
         return "vgg9" if images and self.layers == 9 else f"mlp:layers={self.layers - 1}"
 
@@ -110,7 +110,7 @@ class FedMA(Method):
             raise UserError("FedMA matches the layers of one model, so all clients need the same one")
         model = problem.first_model()
         if (there := len(chain_of(model))) != self.layers:
-            raise UserError(f"the {type(model).__name__} has {there} layers, which FedMA matches: set layers={there}")
+            raise UserError(f"the {type(model).__name__} has {there} layers for FedMA to match: set layers={there}")
         return Matching()
 
     def client(self, site: Site) -> Own:
@@ -127,7 +127,7 @@ class FedMA(Method):
         classes = {"": torch.zeros(len(weight_of(wanted)), dtype=torch.int32)} if t == self.layers else None
         replies = dict(net.call(self.train, to=send, check=like(layer=wanted, counts=classes)))
         if not replies:
-            raise MethodError(f"no client that sent the layers before has sent layer {t}")
+            raise MethodError(f"no client that sent the earlier layers has sent layer {t}")
         sent = [reply.layer.dense() for reply in replies.values()]
         if t == self.layers:
             state.theta |= by_classes(sent, torch.stack([reply.counts.state[""] for reply in replies.values()]))
@@ -148,7 +148,7 @@ class FedMA(Method):
         for before in list(chain_of(model).values())[: t - 1]:
             before.requires_grad_(False)
         local = of_stage(self.local, t - 1, self.layers)
-        if t == self.layers:  # the classifier alone is left: as the authors' code
+        if t == self.layers:  # only the classifier is left: as in the authors' code
             local = replace(local.lasting(3 * local.length), lr=local.lr / 10, weight_decay=1e-4)
         site.fit(model, local)
         site.score("local", model)
@@ -173,14 +173,14 @@ def layers_of(model: nn.Module) -> list[State]:
 
 
 def weight_of(layer: State) -> Tensor:
-    """Its weights, (neurons, …)."""
+    """A layer's weights, (neurons, …)."""
     return next(iter(layer.values()))
 
 
 def permuted(layer: State, places: Tensor, width: int) -> State:
-    """A layer with the columns for each neuron before it at that neuron's place (n,) of `width`; elsewhere zeros.
+    """A layer whose columns for each preceding neuron are moved to its place (n,) of `width`; zeros elsewhere.
 
-    A neuron's columns stand side by side: the kernel of a channel, or its pixels where they were flattened.
+    A neuron's columns are adjacent: a channel's kernel, or its pixels if they were flattened.
     """
     (name, weight), n = next(iter(layer.items())), len(places)
     columns = weight.new_zeros(len(weight), width, weight[0].numel() // n)
@@ -189,12 +189,12 @@ def permuted(layer: State, places: Tensor, width: int) -> State:
 
 
 def rows_of(layer: State) -> Tensor:
-    """Each neuron as a row, (neurons, values): the weights of what it takes, and its bias."""
+    """Each neuron as a row, (neurons, values): its input weights, and its bias."""
     return torch.cat([value.reshape(len(value), -1) for value in layer.values()], 1).double()
 
 
 def layer_of(rows: Tensor, like: State) -> State:
-    """The other way round, with the names and types of a layer whose neurons are of the same kind."""
+    """Undo `rows_of`, with the names and types of the layer `like`."""
     parts = rows.split([value[0].numel() for value in like.values()], 1)
     return {
         name: part.reshape(-1, *value.shape[1:]).to(value.dtype)
@@ -210,11 +210,11 @@ def matched(
     sweeps: int,
     rng: np.random.Generator,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Global neurons (global, values) of each client's (neurons, values), and which of them each client's are.
+    """Global neurons (global, values) from each client's (neurons, values), and each client's assignment to them.
 
     A global neuron is the posterior mean of those matched to it: their sum / sigma^2 over 1 / sigma_0^2 + n / sigma^2.
     """
-    from scipy.optimize import linear_sum_assignment  # takes long to import
+    from scipy.optimize import linear_sum_assignment  # slow to import
 
     every = range(len(clients))
     widest_first = sorted(every, key=lambda j: -len(clients[j]))
@@ -226,7 +226,7 @@ def matched(
         score = scores(clients[j], sums, counts, len(clients), gamma, variance, prior_variance)
         place = torch.from_numpy(linear_sum_assignment(score.numpy(), maximize=True)[1])
         new = place >= len(sums)
-        place[new] = len(sums) + torch.arange(int(new.sum()))  # in the client's order: any is as good
+        place[new] = len(sums) + torch.arange(int(new.sum()))  # in the client's order; any order is equivalent
         places[j] = place
     sums, counts = added(clients, places)
     means = sums / variance / (1 / prior_variance + counts / variance)[:, None]
@@ -234,7 +234,7 @@ def matched(
 
 
 def renumbered(places: dict[int, Tensor]) -> dict[int, Tensor]:
-    """The same matching without the global neurons that nobody's are matched to."""
+    """The same matching without global neurons that no client's neuron is matched to."""
     if not places:
         return {}
     numbers = torch.cat(list(places.values())).unique(return_inverse=True)[1]
@@ -242,7 +242,7 @@ def renumbered(places: dict[int, Tensor]) -> dict[int, Tensor]:
 
 
 def added(clients: Sequence[Tensor], places: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
-    """The sum of the neurons that are matched to each global one, (global, values), and how many, (global,)."""
+    """The sum of the neurons matched to each global one, (global, values), and their number, (global,)."""
     width = max((int(place.max()) + 1 for place in places.values()), default=0)
     sums, counts = clients[0].new_zeros(width, clients[0].shape[1]), clients[0].new_zeros(width)
     for j, place in sorted(places.items()):
@@ -254,7 +254,7 @@ def added(clients: Sequence[Tensor], places: dict[int, Tensor]) -> tuple[Tensor,
 def scores(
     w: Tensor, sums: Tensor, counts: Tensor, clients: int, gamma: float, variance: float, prior_variance: float
 ) -> Tensor:
-    """How good it is that a client's neurons w (n, values) join global ones, or open new ones: (n, global + n).
+    """Scores for matching a client's neurons w (n, values) to global ones, or to new ones: (n, global + n).
 
     With s = sum / sigma^2 and tau = 1 / sigma_0^2 + count / sigma^2 of a global neuron, J clients: joining it scores
     ||w / sigma^2 + s||^2 / (1 / sigma^2 + tau) - ||s||^2 / tau + 2 log(count / (J - count)); opening the i-th new one
@@ -269,8 +269,8 @@ def scores(
 
 
 def by_classes(layers: Sequence[State], counts: Tensor) -> State:
-    """The mean of classifiers, of each class by the clients' counts of it (clients, classes); of one that no client has
-    with equal weights."""
+    """The mean of classifiers, each class weighted by the clients' counts (clients, classes); equal weights for a class
+    that no client has."""
     counts = counts.double()
     counts[:, counts.sum(0) == 0] = 1
     shares = counts / counts.sum(0)

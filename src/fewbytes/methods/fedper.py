@@ -1,9 +1,9 @@
 """FedPer: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalization Layers", arXiv 1912.00818,
 2019; as FedPURIN's evaluation runs it.
 
-The model is a base and a personalisation layer: here the classifier, its last layer. Clients train both; only the base
-is sent and averaged as in FedAvg, w_B <- sum_k (n_k / n) w_B^k, while every classifier stays with its client, from
-weights the client draws itself. Batch normalisation's parameters belong to the base; its statistics stay, too.
+The model is a base and a personalisation layer: here the classifier, its last layer. Clients train both. Only the base
+is sent and averaged as in FedAvg, w_B <- sum_k (n_k / n) w_B^k; every classifier stays with its client, which also
+draws its initial weights. Batch normalisation's parameters belong to the base; its statistics stay on the client.
 
 Bytes per client and round, before lossless coding: 4 D_B down, 4 D_B up, where D_B counts the base's parameters.
 """
@@ -50,7 +50,7 @@ class FedPer(Method):
         return first_shared(problem, self.base(problem.first_model()))
 
     def base(self, model: nn.Module) -> list[str]:
-        """Names of the entries that travel. Raises UserError if there are none."""
+        """Names of the entries that are sent. Raises UserError if there are none."""
         own = classifier(model)
         shared = trained_entries(model) if self.buffers == "averaged" else trained_parameters(model)
         base = [name for name in shared if name not in own]
@@ -59,7 +59,7 @@ class FedPer(Method):
         return base
 
     def client(self, site: Site) -> Own:
-        """What the client draws itself: the classifier."""
+        """The classifier, drawn by the client."""
         model = site.model(fresh=True)
         return Own(state_of(model, keep=classifier(model).__contains__))
 

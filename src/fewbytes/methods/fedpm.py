@@ -1,15 +1,15 @@
 """FedPM: Isik, Pase, Gunduz, Weissman, Zorzi, "Sparse Random Networks for Communication-Efficient Federated Learning",
 ICLR 2023, Algorithms 1 and 2, with the prior reset every round.
 
-Weights never change: each is +c or -c, drawn once, the same at every node. What is learnt is which of them to keep:
-scores s, whose mask m ~ Bernoulli(sigmoid(s)) is drawn for every batch; gradients pass the draw as if it were
-sigmoid(s). In the end a client draws one mask and sends it. From the masks of K clients the server takes the mode of a
-Beta distribution, theta = (a - 1) / (a + b - 2) with a = 1 + sum m, b = 1 + sum (1 - m); clients continue from
+Weights never change: each is +c or -c, drawn once, the same at every node. Clients learn which ones to keep: scores s
+with a mask m ~ Bernoulli(sigmoid(s)), drawn for every batch; gradients pass through the draw as if it were sigmoid(s).
+After training a client draws one mask and sends it. From the masks of K clients the server computes the mode of a Beta
+distribution, theta = (a - 1) / (a + b - 2) with a = 1 + sum m, b = 1 + sum (1 - m); clients continue from
 s = log(theta / (1 - theta)), theta clipped to [0.01, 0.99].
 
-Masked are the learnt weights of Linear and Conv2d layers; c is Kaiming's deviation, sqrt(2 / fan-in). Batch
-normalisation scales and shifts nothing (weight 1, bias 0), its statistics are averaged as they are. Every other
-parameter, biases too, stays as first drawn.
+The masked weights are the trained ones of Linear and Conv2d layers; c is Kaiming's deviation, sqrt(2 / fan-in). Batch
+normalisation has weight 1 and bias 0, and its statistics are averaged. Every other parameter, including biases, keeps
+its initial value.
 
 Bytes per client and round, before lossless coding: 4 (d + s) down, d/8 + 4 s up, for d masked weights and s batch-norm
 statistics.
@@ -39,7 +39,7 @@ from fewbytes.core.training import Local
 from fewbytes.models import batch_norm_names
 from fewbytes.wire import Bits, Dense, payload
 
-CLIP = 0.01  # clients start at least so far from 0 and from 1
+CLIP = 0.01  # minimum distance of a client's initial probabilities from 0 and 1
 
 
 @payload
@@ -51,7 +51,7 @@ class Theta:
 
 @payload
 class Drawn:
-    """Client to server: a mask drawn by its probabilities, and its batch-norm statistics."""
+    """Client to server: a mask drawn from its probabilities, and its batch-norm statistics."""
 
     mask: Annotated[Bits, SENT, LEARNT]
     buffers: Annotated[Dense, SENT, STATISTICS, EXACT]
@@ -93,7 +93,7 @@ class FedPM(Method):
         mean = net.mean(sent)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Theta(Dense(sent))):
             mean.add(reply.mask.dense() | reply.buffers.dense())
-        after = mean()  # of masks it is the mode: (a - 1) / (a + b - 2)
+        after = mean()  # the mean of masks is the mode (a - 1) / (a + b - 2)
         state.theta = {name: after[name] for name in state.theta}
         state.buffers = {name: after[name] for name in state.buffers}
 
@@ -120,7 +120,7 @@ class FedPM(Method):
         return model
 
     def observed(self, model: nn.Module) -> None:
-        """A draw by scores, not a change of parameters."""
+        """None: the upload is a random mask, not a change of parameters."""
 
 
 class Stochastic(nn.Module):
@@ -146,18 +146,18 @@ class Stochastic(nn.Module):
             for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
             if p in kept
         }
-        return functional_call(self.network, used, (x,), tie_weights=False)  # ties it undoes wrongly in shared layers
+        return functional_call(self.network, used, (x,), tie_weights=False)  # shared layers would be restored wrongly
 
 
 def masked_names(model: nn.Module) -> list[str]:
-    """Names of the weights of Linear and Conv2d layers that are learnt."""
+    """Names of the trained weights of Linear and Conv2d layers."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     own = {f"{name}.weight" if name else "weight" for name in layers}
     return [name for name, p in model.named_parameters() if name in own and p.requires_grad]
 
 
 def frozen_weights(model: nn.Module) -> State:
-    """What a model with the first weights w gets: c sign(w) where weights are masked, and plain batch normalisation."""
+    """The frozen values for initial weights w: c sign(w) for masked weights, neutral batch normalisation."""
     first, frozen = state_of(model), {}
     for name in masked_names(model):
         c = math.sqrt(2 / first[name][0].numel())
@@ -168,10 +168,10 @@ def frozen_weights(model: nn.Module) -> State:
 
 
 def drawn(p: Tensor) -> Tensor:
-    """True with probability p, in each place."""
+    """True with probability p, elementwise."""
     return torch.rand_like(p) < p
 
 
 def scores(theta: Tensor) -> Tensor:
-    """s of probabilities theta."""
+    """Scores s of the probabilities theta."""
     return theta.clamp(CLIP, 1 - CLIP).logit()

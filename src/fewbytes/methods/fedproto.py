@@ -1,14 +1,14 @@
 """FedProto: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
 Clients", AAAI 2022, Algorithm 1.
 
-Every client keeps a model of its own; features may come about in any way, as long as they are equally many. While it
-trains, a client sums up the features of its samples and uploads their mean for each class, the prototypes; the server
-takes the mean over the clients that hold the class. In the next round clients learn their labels and to keep near the
-global prototypes: L = CE(h(f(x)), y) + lambda mean (f(x) - P_y)^2; classes nobody has sent yet have no such term.
-A sample is of the class whose global prototype is nearest to its features.
+Every client keeps its own model; feature extractors may differ, but features have one size. During training a client
+averages the features of its samples per class and uploads these means, the prototypes; the server averages them over
+the clients that have the class. In the next round clients learn their labels and stay near the global prototypes:
+L = CE(h(f(x)), y) + lambda mean (f(x) - P_y)^2. Classes without a global prototype so far have no such term.
+A sample is assigned to the class with the nearest global prototype.
 
-The prototypes of round t travel with the request of round t + 1, after the last round on its own, and are scored as
-they arrive (`combined`). A class that nobody sent in a round keeps its prototype.
+The prototypes of round t are sent with the request of round t + 1, or after the last round in their own message. They
+are scored on arrival (`combined`). A class that no client sent in a round keeps its prototype.
 
 Bytes per client and round, before lossless coding: 4 K' |C_i| up, for K' features and the |C_i| classes it trained on;
 4 K' for each class known to the server down, 4 K' C at most.
@@ -62,7 +62,7 @@ class Own:
     """A client's state."""
 
     theta: State  # its model
-    prototypes: ClassVectors | None = None  # the global ones, as last received
+    prototypes: ClassVectors | None = None  # the last received global ones
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class FedProto(Method):
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> GlobalPrototypes:
-        features = feature_size(problem)  # first: it refuses models without any
+        features = feature_size(problem)  # first, as it refuses models without features
         return GlobalPrototypes(number_of_classes(problem), features)
 
     def client(self, site: Site) -> Own:

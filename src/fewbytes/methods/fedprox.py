@@ -1,9 +1,9 @@
 """FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020,
 Algorithm 2.
 
-FedAvg, in which clients stay near the server's model: client k minimises h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2, and
-need not get far. Of a cohort, `stragglers` train for fewer epochs, as their systems allow, and count all the same. The
-server takes the mean of what comes back, weighted by the clients' numbers of samples.
+FedAvg with clients that stay near the server's model: client k minimises h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2,
+approximately. A fraction `stragglers` of the clients, on slow systems, train for fewer epochs and count the same. The
+server takes the mean of the returned models, weighted by the clients' numbers of samples.
 
 Bytes per client and round, before lossless coding: 4 D down, 4 D up, where D counts the model's values (with
 batch-norm buffers).

@@ -1,14 +1,14 @@
 """FedPURIN: "Programmed Update and Reduced INformation for Sparse Personalized Federated Learning", Algorithm 1.
 
-Every client keeps its own model. After local training it finds the values whose loss would move most if they were
-set to zero (its critical values, Eq. 7-8) and uploads only those with a bit mask; the server averages them among
-clients whose masks overlap enough (Eq. 9), takes the mean of all uploads for the rest (Eq. 10), and sends each client
-the combination of the two that its own mask asks for (Eq. 11). Batch normalisation stays on the client.
+Every client keeps its own model. After local training it selects the values whose removal would change the loss most
+(its critical values, Eq. 7-8) and uploads only those, with a bit mask. The server averages them over clients whose
+masks overlap enough (Eq. 9), and takes the mean of all uploads for the rest (Eq. 10). Each client gets a combination
+of the two by its own mask (Eq. 11). Batch normalisation stays on the client.
 
-The download of round t travels with the request of the client's next round (after the last round, on its own), so that
-the upload it causes can be coded against it: one message each way a round, and the same T downloads in all.
+The download of round t is sent with the request of the client's next round (after the last round, in its own message),
+so that the next upload can be coded against it: one message each way per round, and the same T downloads in total.
 
-Bytes per client and round, before lossless coding, with n_i critical values of d that take part:
+Bytes per client and round, before lossless coding, with n_i critical values of d shared ones:
 up 4 n_i + d/8; down 4 nnz + d/8, where nnz counts the non-zeros sent (after round beta only those outside the mask).
 """
 
@@ -58,7 +58,7 @@ class Combined:
 
 @payload
 class Critical:
-    """Client to server: theta_i * m_i and m_i, at one bit an entry."""
+    """Client to server: theta_i * m_i and m_i, at one bit per entry."""
 
     theta: Annotated[Masked, PART]
     samples: Samples
@@ -74,7 +74,7 @@ class Personal:
 
 @dataclass(frozen=True)
 class FedPURIN(Method):
-    """Hyper-parameters of FedPURIN; the paper's values, its code's where the paper is silent."""
+    """Hyper-parameters of FedPURIN; the paper's values, its code's where the paper gives none."""
 
     tau: Share = 0.5  # fraction of each layer that is critical, in (0, 1]
     beta: Count = 100  # last round with collaboration
@@ -124,10 +124,10 @@ class FedPURIN(Method):
         clipped: Callable[[Sequence[State]], Sequence[State]] = lambda states: states,
         vote: Vote | None = None,
     ) -> tuple[Mapping[Id, Combined], State]:
-        """Lines 9-13: what each client gets back, and Eq. 10's mean; both empty if there is nobody to aggregate with.
+        """Lines 9-13: the reply for each client, and Eq. 10's mean; both empty if there are no clients to aggregate.
 
-        Clients without a critical value take part in no mean. `clipped` and `vote`: the run's rule, if it has another
-        than the mean.
+        Clients without critical values are left out of every mean. `clipped` and `vote`: the run's aggregation rule,
+        if it is not the mean.
         """
         sent, kept = Uploads(), t > self.beta
         for i, reply in replies:
@@ -153,7 +153,7 @@ class FedPURIN(Method):
         after, mask = state_of(model), {}
         for name in taking_part(model, self.batch_norm):
             p = model.get_parameter(name)
-            theta = p.detach()  # where it was trained: its scores are made there
+            theta = p.detach()  # on the training device, where scores are computed
             g = torch.zeros_like(theta) if p.grad is None else p.grad
             if self.gradient == "delta":
                 g = theta - state.theta[name].to(theta.device)
@@ -180,7 +180,7 @@ class FedPURIN(Method):
         return taking_part(model, self.batch_norm)
 
     def places(self, model: nn.Module, gradients: State) -> State:
-        """The critical ones; what a client began with the server knows everywhere, as it sent it."""
+        """The critical ones; the server knows all initial values of the client, as it sent them."""
         return {
             name: critical(scores(model.get_parameter(name).detach(), g, self.hessian), self.tau, self.cutoff)
             for name, g in gradients.items()
@@ -188,6 +188,6 @@ class FedPURIN(Method):
 
 
 def taking_part(model: nn.Module, batch_norm: str = "local") -> list[str]:
-    """Names of the learnable tensors that collaborate: all but batch normalisation's, or all (`selected`)."""
+    """Names of the shared trainable tensors: all except batch normalisation's, or all (`selected`)."""
     stay = batch_norm_names(model) if batch_norm == "local" else set()
     return [name for name in trained_parameters(model) if name not in stay]

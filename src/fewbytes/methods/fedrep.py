@@ -1,10 +1,9 @@
 """FedRep: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized Federated
 Learning", ICML 2021, Algorithm 1.
 
-A model is a representation phi that all share, its body, and a head h_i of each client's own: here the classifier, its
-last layer. A client first trains its head with the body as it came, then the body with the head as it is now; only the
-body is sent, and the server takes the plain mean, phi <- 1 / |S| sum_i phi_i. Clients draw their first heads
-themselves.
+A model has a body, the shared representation phi, and a head h_i of each client: here the classifier, its last layer. A
+client first trains its head with the received body, then the body with the trained head. Only the body is sent, and the
+server takes the plain mean, phi <- 1 / |S| sum_i phi_i. Clients draw their own initial heads.
 
 Bytes per client and round, before lossless coding: 4 D_phi down, 4 D_phi up, where D_phi counts the body's values (with
 batch-norm buffers).
@@ -35,7 +34,7 @@ from fewbytes.wire import Dense, payload
 
 @payload
 class Body:
-    """Either way: phi."""
+    """In either direction: phi."""
 
     theta: Annotated[Dense, SENT, MODEL]
 
@@ -63,7 +62,7 @@ class FedRep(Method):
         return first_shared(problem, body(problem.first_model()))
 
     def client(self, site: Site) -> Own:
-        """What the client draws itself: its head."""
+        """The head, drawn by the client."""
         model = site.model(fresh=True)
         return Own(state_of(model, keep=classifier(model).__contains__))
 
@@ -91,7 +90,7 @@ class FedRep(Method):
 
 
 def body(model: nn.Module) -> list[str]:
-    """Names of the entries of all but the classifier. Raises UserError if there are none."""
+    """Names of all entries except the classifier's. Raises UserError if there are none."""
     own = classifier(model)
     names = [name for name in trained_entries(model) if name not in own]
     if not names:
@@ -100,7 +99,7 @@ def body(model: nn.Module) -> list[str]:
 
 
 def let_learn(model: nn.Module, names: Collection[str]) -> None:
-    """Of the parameters that are trained, let those of these names learn, and no others."""
+    """Train only the named parameters; freeze the other trainable ones."""
     for name, p in trained_parameters(model).items():
         p.requires_grad_(name in names)
-        p.grad = None  # gradients are clipped together, also those that are left from before
+        p.grad = None  # clear old gradients, which would be clipped together with new ones

@@ -1,7 +1,7 @@
 """FedYogi: Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive Federated Optimization", ICLR
 2021, Algorithm 2.
 
-FedAdam with a second moment that grows no faster and shrinks more slowly. Clients train as in FedAvg; the server takes
+FedAdam with a second moment that grows no faster and shrinks more slowly. Clients train as in FedAvg; the server uses
 the mean D of their changes of the model, weighted by their numbers of samples, as a gradient for Yogi: m <- beta1 m +
 (1 - beta1) D; v <- v - (1 - beta2) D^2 sign(v - D^2); x <- x + eta m / (sqrt(v) + tau). Batch-norm statistics are
 averaged as they are.

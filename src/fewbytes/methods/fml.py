@@ -1,13 +1,13 @@
 """FML: Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated Mutual Learning", arXiv 2006.16765, Algorithm 1.
 
-Every client keeps a model of its own, of any architecture, and works with a copy of one small auxiliary model that all
-share. On each batch the two learn their labels and from each other (deep mutual learning): L_a = alpha CE(a) +
+Every client keeps its own model, of any architecture, and a copy of one small auxiliary model that all clients share.
+On each batch the two models learn the labels and from each other (deep mutual learning): L_a = alpha CE(a) +
 (1 - alpha) KL(p_b || p_a) for its own model a, L_b = beta CE(b) + (1 - beta) KL(p_a || p_b) for the auxiliary b. Only
-b is uploaded; the server takes the mean. The model that is used is a.
+b is uploaded; the server takes the mean. Predictions come from a.
 
 The auxiliary has the architecture of client 0, and its first weights are drawn from the seed at both ends; the mean of
-round t travels with the request of round t + 1. Its batch-norm statistics are neither sent nor kept: it only ever
-runs in training mode, which does not read them.
+round t is sent with the request of round t + 1. Its batch-norm statistics are neither sent nor kept, as it runs only in
+training mode, which does not read them.
 
 Bytes per client and round, before lossless coding: 4 P up and 4 P down, where P counts the auxiliary's parameters.
 """
@@ -41,7 +41,7 @@ Kl = Literal["mean", "batchmean"]
 
 @payload
 class Auxiliary:
-    """Either way: the parameters of the auxiliary model."""
+    """In either direction: the auxiliary model's parameters."""
 
     theta: Annotated[Dense, LEARNT]
 
@@ -101,7 +101,7 @@ class FML(Method):
 
 
 class Both(nn.Module):
-    """Two models side by side: the outputs of both."""
+    """Two models in parallel; returns both outputs."""
 
     def __init__(self, a: nn.Module, b: nn.Module) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Both(nn.Module):
 
 
 def mean_divergence(teacher: Tensor, student: Tensor, kl: Kl) -> Tensor:
-    """KL(p_teacher || p_student) of logits (n, C): the mean over the samples, or (`mean`) over their classes too."""
+    """KL(p_teacher || p_student) of logits (n, C): the mean over samples, with `mean` also over classes."""
     value = divergence(teacher, student).mean()
     return value / student.shape[1] if kl == "mean" else value
 

@@ -1,17 +1,17 @@
 """FuseFL: Tang, Zhang, Dong, Cheung, Zhou, Han, Chu, "FuseFL: One-Shot Federated Learning through the Lens of Causality
 with Progressive Model Fusion", NeurIPS 2024, Algorithm 1.
 
-The model is cut into K blocks. At stage k every client trains its blocks from k on behind the frozen, fused blocks
-before k and an adaptor (Eq. 8: a 1x1 convolution of all clients' features; Eq. 7: their mean); it uploads block k
-with its adaptor, and gets everybody else's. Fused blocks run side by side; at the end the classifiers are averaged
-and calibrated on virtual features drawn from the clients' class statistics (CCVR). A model is sent once, in K parts.
+The model is cut into K blocks. At stage k every client trains its blocks from k on, after the frozen, fused blocks
+before k and an adaptor (Eq. 8: a 1x1 convolution of all clients' features; Eq. 7: their mean). It uploads block k with
+its adaptor, and receives the other clients'. Fused blocks run in parallel; at the end the classifiers are averaged and
+calibrated on virtual features drawn from the clients' class statistics (CCVR). A model is sent once, in K parts.
 
-A stage is a round, and the run has K of them, whatever number is asked for. The download of stage k travels with the
-request of stage k + 1. A stage fuses the blocks of the clients that answer it; a client that missed one gets what it
-missed with the next request and takes part again.
+Each stage takes one round, and the run has K rounds, whatever number is requested. The download of stage k is sent with
+the request of stage k + 1. A stage fuses the blocks of the clients that reply; a client that missed a stage gets the
+missing blocks with the next request and takes part again.
 
 Bytes per client over the whole run, before lossless coding, with P_k and A_k values of block k (buffers too) and of its
-adaptor, L of the classifier: up 4 (sum_k (P_k + A_k) + L) and for each class held 4 (D + D (D + 1) / 2), 8 C for the
+adaptor, L of the classifier: up 4 (sum_k (P_k + A_k) + L) and for each class it has 4 (D + D (D + 1) / 2), 8 C for the
 counts; down 4 (sum_k sum_(j != m) (P_k + A_k) + L). Counters of batch normalisation take 8 bytes each.
 """
 
@@ -58,7 +58,7 @@ from fewbytes.models.fused import (
 from fewbytes.wire import Dense, payload
 from fewbytes.wire.layout import Forms, forms_of
 
-GROWTH = 10.0  # how many times the norm of a new adaptor or block a trained one's may be: others train behind it
+GROWTH = 10.0  # maximum norm of a trained block or adaptor, as a multiple of a new one's: others train after it
 
 
 @payload
@@ -72,16 +72,16 @@ class FusedPart:
 
 @payload
 class Fused:
-    """Server to client: the fused blocks it lacks, by client in order; None stands for what it sent itself."""
+    """Server to client: the fused blocks it lacks, by client in order; None stands for its own part."""
 
-    blocks: Annotated[list[dict[Id, FusedPart | None]], EXACT]  # all clients are to have the same
+    blocks: Annotated[list[dict[Id, FusedPart | None]], EXACT]  # equal for all clients
     statistics: Annotated[list[dict[Id, Dense]], EXACT]  # frozen_bn=train_shared: of all fused blocks' batch norm
     classifier: Annotated[Dense | None, EXACT]  # at the end
 
 
 @payload
 class Trained:
-    """Client to server: its part of block k; with the last block its classifier."""
+    """Client to server: its part of block k; with the last block also its classifier."""
 
     branch: Annotated[FusedPart, FRESH]
     classifier: Annotated[Dense | None, FRESH]
@@ -93,8 +93,8 @@ class FusedBlocks:
     """The server's state."""
 
     fused: list[dict[Id, FusedPart]] = field(default_factory=list)
-    clipped: list[list[Id]] = field(default_factory=list)  # by block, whose parts are shorter than they were sent
-    known: dict[Id, int] = field(default_factory=dict)  # how many fused blocks each client has
+    clipped: list[list[Id]] = field(default_factory=list)  # by block, the clients whose parts were clipped
+    known: dict[Id, int] = field(default_factory=dict)  # number of fused blocks that each client has
     classifier: State = field(default_factory=dict)  # Lambda: the mean, later calibrated
 
 
@@ -110,7 +110,7 @@ class Own:
 
 @dataclass(frozen=True)
 class FuseFL(Method):
-    """Hyper-parameters of FuseFL; the paper's values, its code's where the paper is silent."""
+    """Hyper-parameters of FuseFL; the paper's values, its code's where the paper gives none."""
 
     blocks: Count = 4  # K, cut at the model's default points
     cuts: str = ""  # instead: cut after these units, comma-separated, e.g. stem,layers.1
@@ -142,18 +142,18 @@ class FuseFL(Method):
         return f"mlp:layers={self.planned_rounds(1)}" if usual == "mlp" else usual
 
     def quick(self, epochs: int) -> Self:
-        """In fewer blocks if there are fewer epochs."""
+        """As in `Method`, with fewer blocks if there are fewer epochs."""
         local = shorter(self.local, epochs)
         return replace(self, blocks=min(self.blocks, epochs), ccvr_samples=min(self.ccvr_samples, 500), local=local)
 
     @property
     def after(self) -> list[str]:
-        """The units after which models are cut, if they are named."""
+        """The named units after which models are cut, if any."""
         return [name.strip() for name in self.cuts.split(",")] if self.cuts else []
 
     def server(self, problem: Problem) -> FusedBlocks:
         models = [problem.model(i).cpu() for i in problem.architectures()]
-        if problem.sample is not None:  # what cannot be fused is refused before anything is trained
+        if problem.sample is not None:  # refuse models that cannot be fused before training
             check_fusible(models, self.blocks, self.after, self.adaptor, self.final_reduce, problem.sample_shape)
         for model in models:
             check_trains(classifier_of(model), model)
@@ -177,7 +177,7 @@ class FuseFL(Method):
             except TooFewReplies:
                 if len(groups) == 1 or (group == groups[-1] and not branches):
                     raise
-                net.note("clients that did not answer have no part in the block", f"client {group[0]}")
+                net.note("clients that did not reply are not in the block", f"client {group[0]}")
         clipped = shortened(branches, net.clipped)
         state.clipped.append(list(clipped))
         state.fused.append(branches | clipped)  # line 22
@@ -185,8 +185,8 @@ class FuseFL(Method):
             state.classifier = averaged(net.clipped(classifiers), self.final_reduce, net.votes())
 
     def parts_like(self, state: FusedBlocks, problem: Problem) -> Callable[[Id, Trained], None]:
-        """A check for `Network.call`: the next block's part as the client's model has it there, with an adaptor for all
-        blocks before, neither grown beyond GROWTH; statistics of fused blocks only if they are asked for."""
+        """A check for `Network.call`: the next block's part must match the client's model and have an adaptor for
+        all earlier blocks, neither beyond GROWTH; statistics of fused blocks only if requested."""
         known: dict[Any, Trained] = {}  # by architecture
 
         def check(client: Id, reply: Trained) -> None:
@@ -196,16 +196,16 @@ class FuseFL(Method):
             wanted, statistics = known[key], problem.statistics(client)
             check_part(reply.branch, wanted.branch, statistics)
             if (reply.classifier is None) != (wanted.classifier is None):
-                raise MethodError("its classifier comes with another block than the last")
+                raise MethodError("its classifier is not with the last block")
             if reply.classifier is not None and wanted.classifier is not None:
                 check_like(reply.classifier.state, wanted.classifier.state)
             if _forms(reply.statistics) != _forms(wanted.statistics):
-                raise MethodError("it sent other statistics of fused blocks than it was asked for")
+                raise MethodError("its upload has other statistics of fused blocks than requested")
 
         return check
 
     def untrained(self, state: FusedBlocks, problem: Problem, client: Id) -> Trained:
-        """What a client replies, but for the numbers; its first block takes [], where nobody knows what samples are."""
+        """A reply with a client's shapes but other values; its first block takes [] if the samples' shape is unknown."""
         model = problem.model(client)
         blocks, classifier, k = cut(model, self.blocks, self.after), classifier_of(model), len(state.fused)
         with untouched():
@@ -222,8 +222,8 @@ class FuseFL(Method):
         sample: tuple[int, ...],
         device: str,
     ) -> tuple[Prefix | None, nn.Module | None, tuple[int, ...]]:
-        """What stands before block k of a model's blocks: the fused blocks, if there are any, and a new adaptor, if it
-        needs one (line 24); and the shape that block k takes."""
+        """The modules before block k: the fused blocks, if any, and a new adaptor, if needed (line 24); and the input
+        shape of block k."""
         if not fused:
             return None, None, sample
         takes = shapes(blocks[: len(fused)], sample, device)[-1]
@@ -243,7 +243,7 @@ class FuseFL(Method):
         net.tell(self.receive, to={i: self.news(state, i, Dense(state.classifier)) for i in net.clients})
 
     def news(self, state: FusedBlocks, client: Id, classifier: Dense | None = None) -> Fused | None:
-        """What a client is sent: nothing before the first block."""
+        """The message to a client: None before the first block."""
         fresh = list(zip(state.fused, state.clipped, strict=True))[state.known.get(client, 0) :]
         blocks = [
             {i: None if i == client and i not in clipped else branch for i, branch in members.items()}
@@ -281,7 +281,7 @@ class FuseFL(Method):
         return Trained(state.sent, last, statistics)
 
     def statistics(self, state: Own, message: Fused | None, site: Site) -> ClassStatistics:
-        """Of the fused features of this client's samples, by class."""
+        """Statistics of the fused features of this client's samples, by class."""
         learn(state, message)
         classifier = classifier_of(site.model(state.theta))
         network = self.network(state.fused, state_of(classifier), lambda i: site.model(of=i))
@@ -289,7 +289,7 @@ class FuseFL(Method):
         return class_statistics(*site.outputs(network), classes=classifier.out_features)
 
     def receive(self, state: Own, message: Fused | None, site: Site) -> None:
-        """The calibrated classifier: the client has the whole fused network now."""
+        """Keep the calibrated classifier, which completes the fused network."""
         learn(state, message)
         site.score("personalised", self.network(state.fused, state.classifier, lambda i: site.model(of=i)))
 
@@ -306,7 +306,7 @@ class FuseFL(Method):
 def shortened(
     branches: Mapping[Id, FusedPart], clipped: Callable[[Sequence[State]], Sequence[State]]
 ) -> dict[Id, FusedPart]:
-    """The parts of a block that the run's rule makes shorter, as it makes them; none by the mean."""
+    """The parts of a block that the run's rule clips, after clipping; none for the mean."""
     states = [
         {f"adaptor {name}": value for name, value in branch.adaptor.dense().items()}
         | {f"block {name}": value for name, value in branch.block.dense().items()}
@@ -322,7 +322,7 @@ def shortened(
 
 
 def averaged(classifiers: Sequence[State], reduce: Reduce, vote: Vote | None = None) -> State:
-    """The unweighted mean of the classifiers, or their vote; for concatenated features they stand side by side, each
+    """The unweighted mean of the classifiers, or their vote; for concatenated features they are concatenated, each
     divided by M."""
     rows = {name: [classifier[name] for classifier in classifiers] for name in classifiers[0]}
     if reduce == "concatenate":
@@ -341,7 +341,7 @@ def _means(rows: Mapping[str, Sequence[Tensor]], vote: Vote | None) -> State:
 
 
 def learn(state: Own, message: Fused | None) -> None:
-    """Line 20: take in what the server sent; None stands for the part this client sent itself."""
+    """Line 20: store the server's message; None stands for this client's own part."""
     if message is None:
         return
     for members in message.blocks:
@@ -352,7 +352,7 @@ def learn(state: Own, message: Fused | None) -> None:
 
 
 def sent(fused: Sequence[Mapping[Id, FusedPart]]) -> list[dict[Id, Sent]]:
-    """Fused blocks as `fused_blocks` takes them."""
+    """Fused blocks in the form that `fused_blocks` takes."""
     return [
         {i: (part.adaptor.dense(), part.block.dense(), tuple(part.takes)) for i, part in members.items()}
         for members in fused
@@ -360,7 +360,7 @@ def sent(fused: Sequence[Mapping[Id, FusedPart]]) -> list[dict[Id, Sent]]:
 
 
 def check_part(part: FusedPart, wanted: FusedPart, statistics: Set[str]) -> None:
-    """Raises MethodError for a client's part of a block that is not like this one, or has grown beyond GROWTH."""
+    """Raises MethodError for a client's part of a block that does not match `wanted`, or is beyond GROWTH."""
     if wanted.takes and part.takes != wanted.takes:
         raise MethodError(f"its block takes {part.takes[:8]}, its model's {wanted.takes}")
     for what in ("adaptor", "block"):
@@ -376,7 +376,7 @@ def _forms(statistics: Sequence[Mapping[Id, Dense]]) -> list[dict[Id, Forms]]:
 
 
 def sample_shape(state: FusedBlocks, problem: Problem) -> tuple[int, ...]:
-    """The shape of a sample: as it is known here, or as most clients' first blocks take it; () before there are any."""
+    """The shape of a sample: the known one, else that of most clients' first blocks, or () if there are none."""
     if problem.sample is not None:
         return problem.sample_shape
     shapes = Counter(tuple(part.takes) for members in state.fused[:1] for part in members.values())
@@ -384,18 +384,18 @@ def sample_shape(state: FusedBlocks, problem: Problem) -> tuple[int, ...]:
 
 
 def statistics_of(fused: Sequence[Mapping[Id, FusedPart]]) -> list[dict[Id, Dense]]:
-    """Of all fused blocks' batch normalisation."""
+    """The batch-norm statistics of all fused blocks."""
     return [{i: running(part.block.dense()) for i, part in members.items()} for members in fused]
 
 
 def running(block: State) -> Dense:
-    """The statistics of batch normalisation among a block's entries."""
+    """The batch-norm statistics among a block's entries."""
     names = "running_mean", "running_var", "num_batches_tracked"
     return Dense({k: v for k, v in block.items() if k.rpartition(".")[2] in names})
 
 
 def moved(fused: list[dict[Id, FusedPart]], statistics: Sequence[Mapping[Id, Dense]]) -> list[dict[Id, FusedPart]]:
-    """Fused blocks with other statistics of batch normalisation (frozen_bn=train_shared)."""
+    """Fused blocks with new batch-norm statistics (frozen_bn=train_shared)."""
     return (
         [
             {i: replace(part, block=Dense(part.block.dense() | now[i].dense())) for i, part in members.items()}

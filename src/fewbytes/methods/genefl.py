@@ -1,17 +1,17 @@
 """GENE-FL: "GENE-FL: Gene-Driven Parameter-Efficient Dynamic Federated Learning", arXiv 2504.14628, Algorithms 1 and 2.
 
-Clients are clustered once by the subspaces of their data. A client takes its cluster's learnGene into its own model,
-trains that with a pull towards the cluster's (Eq. 4) and a second one on the coordinates of low Fisher information
-(Eq. 5-8), scores its layers by how little they changed for their size (Eq. 9), and uploads the gamma best: its
-learnGene. The server averages each layer over the clients that sent it (Eq. 10). A newcomer of unseen classes gets the
-learnGene of the nearest cluster (Eq. 12) and draws the other layers at random.
+Clients are clustered once by the subspaces of their data. A client loads its cluster's learnGene into its own model and
+trains it with a pull towards the cluster's model (Eq. 4), and a second one on coordinates of low Fisher information
+(Eq. 5-8). It scores its layers by how little they changed for their size (Eq. 9), and uploads the gamma best: its
+learnGene. The server averages each layer over the clients that sent it (Eq. 10). A newcomer with unseen classes gets
+the learnGene of the nearest cluster (Eq. 12) and draws the other layers at random.
 
-A layer is one convolution or linear map with its bias; batch normalisation stays with the client. gamma comes down
-from all layers, by a part of its way after every round in which the cluster's accuracy did not drop, as far as its
-clients have test samples to tell. Newcomers collaborate among themselves, in clusters that start from the learnGene and
-those random layers.
+A layer is one convolution or linear map with its bias; batch normalisation stays with the client. gamma starts at all
+layers, and falls by a fraction of the surplus after every round in which the cluster's accuracy, measured on clients'
+test samples, did not drop. Newcomers collaborate among themselves, in clusters that start from the learnGene and those
+random layers.
 
-Bytes per client, before lossless coding: once 4 f d up, if there is more than one cluster; in a round 4 W down and
+Bytes per client, before lossless coding: 4 f d up once, if there is more than one cluster; per round 4 W down and
 4 W(gamma) up, for W values in all layers and W(gamma) in the uploaded ones; a newcomer gets 4 W(gamma) once.
 """
 
@@ -62,11 +62,11 @@ Score = Literal["cosine", "l1", "l2", "emd"]
 
 @payload
 class Cluster:
-    """Server to client: Theta_k's layers, and how many it wants back."""
+    """Server to client: Theta_k's layers, and the number of layers to send back."""
 
     theta: Dense
     gamma: int
-    start: list[int]  # the layers that training starts from; the client's others are its own
+    start: list[int]  # layers from which training starts; the client keeps its others
 
 
 @payload
@@ -80,7 +80,7 @@ class LearnGene:
 
 @dataclass
 class Schedule:
-    """What a cluster's gamma depends on, and the learnGene."""
+    """The values that determine a cluster's gamma and learnGene."""
 
     gamma: int
     senders: list[int]  # N^(l) of the last round
@@ -90,7 +90,7 @@ class Schedule:
 
 @dataclass
 class Genes:
-    """The server's state. Clusters 0 to K - 1 are of the first clients, K to 2 K - 1 of newcomers nearest to them."""
+    """The server's state. Clusters 0 to K - 1 hold the first clients, K to 2 K - 1 the newcomers nearest to them."""
 
     models: list[State]  # Theta_k; empty until the first newcomer comes
     schedules: list[Schedule]  # by cluster
@@ -100,7 +100,7 @@ class Genes:
 
 @dataclass(frozen=True)
 class GeneFL(Method):
-    """Hyper-parameters of GENE-FL; the paper's values but for lambda_gen, our own where the paper is silent."""
+    """Hyper-parameters of GENE-FL: the paper's values except lambda_gen; ours where the paper gives none."""
 
     clusters: Count = 4  # K; 1: no subspaces are sent
     vectors: Count = 5  # d, number of singular vectors per client
@@ -160,18 +160,18 @@ class GeneFL(Method):
         return layers
 
     def smallest(self, layers: int) -> int:
-        """gamma_min of a model of so many layers."""
+        """gamma_min for a number of layers."""
         return self.gamma or max(1, 16 * layers // 21)
 
     def travelling(self, model: nn.Module) -> dict[str, list[str]]:
-        """The same layers, and the names of all entries that travel with each: its parameters first."""
+        """The same layers, with the names of all entries sent with each, its parameters first."""
         layers = self.layers(model)
         if self.batch_norm == "own":
             return layers
         return {layer: names + batch_norm_of(model, layer) for layer, names in layers.items()}
 
     def observed(self, model: nn.Module) -> list[str]:
-        """Those of the smallest learnGene; a cluster's first rounds send more, the very first all layers."""
+        """Those of the smallest learnGene; early rounds of a cluster send more, the first one all layers."""
         layers = self.layers(model)
         sizes = torch.tensor([sum(model.get_parameter(n).numel() for n in names) for names in layers.values()])
         kept = top_layers(1 / sizes.double(), self.smallest(len(layers)), self.order == "ascending")
@@ -215,16 +215,16 @@ class GeneFL(Method):
             schedule.senders = [senders[k][names[0]] for names in layers.values()]
             schedule.scores = middle([scores for scores, _ in received[k]], axis=0).tolist()
             measured = [accuracy for _, accuracy in received[k] if accuracy is not None]
-            accuracy = float(middle(measured)) if measured else schedule.best  # as far as is known it did not drop
+            accuracy = float(middle(measured)) if measured else schedule.best  # without measurements: no drop
             smallest = self.smallest(len(layers))
             step = max(1, round(self.gamma_step * (len(layers) - smallest)))
             schedule.gamma = next_gamma(schedule.gamma, accuracy, schedule.best, smallest, step, self.tolerance)
             schedule.best = max(schedule.best, accuracy)
 
     def check(self, reply: LearnGene, model: nn.Module, gamma: int) -> None:
-        """Raises MethodError for scores that are not of the model's layers, or entries not of the gamma best of these.
+        """Raises MethodError unless there is a score per layer, and the entries are those of the gamma best layers.
 
-        The sum of scores is 1, but for rounding, or 0 (`layer_scores`).
+        The sum of scores is 1, up to rounding, or 0 (`layer_scores`).
         """
         layers = len(self.layers(model))
         if len(reply.scores) != layers:
@@ -232,11 +232,11 @@ class GeneFL(Method):
         if any(reply.scores) and abs(math.fsum(reply.scores) - 1) > 1e-6:
             raise MethodError(f"the sum of its scores is {math.fsum(reply.scores):.6g}, not 1")
         if reply.theta.state.keys() != set(self.best(torch.tensor(reply.scores, dtype=torch.float64), gamma, model)):
-            raise MethodError(f"it sent other entries than those of its {gamma} best layers")
+            raise MethodError(f"its upload has other entries than those of its {gamma} best layers")
 
     def best(self, scores: Tensor, gamma: int, model: nn.Module) -> list[str]:
         """The names of the entries of the gamma best layers."""
-        lowest = (self.order == "ascending") == (self.score == "cosine")  # of distances the smallest are kept
+        lowest = (self.order == "ascending") == (self.score == "cosine")  # of distances, keep the smallest
         gene = top_layers(scores, gamma, lowest)
         return [
             name
@@ -246,14 +246,14 @@ class GeneFL(Method):
         ]
 
     def download(self, state: Genes, k: int) -> Cluster:
-        """What cluster k sends its clients in a round."""
+        """The message of cluster k to its clients."""
         schedule = state.schedules[k]
         gene = learngene(schedule.senders, schedule.scores, schedule.gamma) if self.start_from == "learngene" else []
         return Cluster(Dense(state.models[k]), schedule.gamma, gene)
 
     def join(self, state: Genes, net: Network, client: Id) -> None:
-        """The learnGene of the nearest cluster (Eq. 12), and a cluster of newcomers, also where there is only one: most
-        of their layers are new."""
+        """Send the learnGene of the nearest cluster (Eq. 12), and add the client to that cluster's newcomers; also with
+        one cluster, since most of their layers are new."""
         asked = [client] if self.clusters > 1 else []
         found = dict(net.call(self.describe, to=asked, check=spanned_by(self.vectors)))
         first = {i: k % self.clusters for i, k in state.cluster_of.items()}
@@ -268,7 +268,7 @@ class GeneFL(Method):
         state.subspaces |= found
 
     def inheritance(self, state: Genes, near: int, problem: Problem) -> State:
-        """What a newcomer gets of its nearest cluster."""
+        """The entries that a newcomer gets from its nearest cluster."""
         theta, schedule = state.models[near], state.schedules[near]
         if self.inherit == "nothing":
             return {}
@@ -279,7 +279,7 @@ class GeneFL(Method):
         return {name: theta[name] for layer in gene for name in layers[layer]}
 
     def begin(self, state: Own, message: Model, site: Site) -> None:
-        """A newcomer's first model: what it inherits, the rest as all newcomers draw it."""
+        """A newcomer's first model: inherited entries, and others as all newcomers draw them."""
         state.theta = dict(site.problem.first_state(site.me, draw="newcomers")) | message.theta.dense()
         site.accuracy(site.model(state.theta), "inherited")
 
@@ -338,7 +338,7 @@ class GeneFL(Method):
 
 
 def normalised(fisher: Mapping[str, Tensor], per_tensor: bool = False) -> State:
-    """F^ of Eq. 6, in [0, 1]: by the least and the largest value of all tensors, or of each; 0 if those are equal."""
+    """F^ of Eq. 6, in [0, 1]: scaled by minimum and maximum over all tensors, or per tensor; 0 if these are equal."""
     low, high = ({name: extreme(value) for name, value in fisher.items()} for extreme in (torch.min, torch.max))
     if not per_tensor:
         low = dict.fromkeys(fisher, min(low.values()))
@@ -355,7 +355,7 @@ def mixed(local: State, cluster: State, keep: State) -> State:
 
 
 def distance(differences: Sequence[Tensor], norm: Norm = "global") -> Tensor:
-    """D of Eq. 4 from the differences of the tensors; its gradient where they are all 0 is 0."""
+    """D of Eq. 4 from the differences of the tensors; its gradient is 0 if they are all 0."""
     norms = torch.stack([torch.linalg.vector_norm(d) for d in differences])
     if norm == "per_tensor_sum":
         return norms.sum()
@@ -365,9 +365,9 @@ def distance(differences: Sequence[Tensor], norm: Norm = "global") -> Tensor:
 def pulls(
     theta: State, cluster: State, keep: State, norm: Norm = "global", anchors: State | None = None
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """L_gen (Eq. 4) and L_elg (Eq. 8) of the parameters `theta`, as they are when it is called.
+    """Functions for L_gen (Eq. 4) and L_elg (Eq. 8) of the current values of the parameters `theta`.
 
-    With `anchors`, theta' as it was before the first step, L_elg is the distance to it.
+    With `anchors`, which is theta' before the first step, L_elg is the distance to it.
     """
     centre, masks, fixed = (
         [torch.empty_like(p, requires_grad=False).copy_(state[name]) for name, p in theta.items()]
@@ -392,7 +392,7 @@ def plain_step(theta: list[Tensor], loss: Tensor, lr: float) -> None:
 
 
 def layer_scores(current: State, before: State, layers: Mapping[str, Sequence[str]], score: Score = "cosine") -> Tensor:
-    """xi of Eq. 9, float64 (L,), of sum 1: likeness, or distance, of each layer before and after, over its size."""
+    """xi of Eq. 9, float64 (L,), of sum 1: similarity, or distance, of each layer before and after, over its size."""
     raw = []
     for names in layers.values():
         a, b = (torch.cat([state[name].flatten().double() for name in names]) for state in (current, before))
@@ -412,16 +412,16 @@ def compared(a: Tensor, b: Tensor, score: Score) -> float:
 
 
 def top_layers(scores: Tensor, gamma: int, lowest: bool = False) -> list[bool]:
-    """S of Eq. 9: true at the gamma highest (or lowest) scores; of equal ones the first."""
+    """S of Eq. 9: true at the gamma highest (or lowest) scores; ties go to the first."""
     chosen = scores.argsort(descending=not lowest, stable=True)[:gamma].tolist()
     return [layer in chosen for layer in range(len(scores))]
 
 
 def next_gamma(gamma: int, accuracy: float, best: float, smallest: int, step: int = 1, tolerance: float = 0.5) -> int:
-    """gamma of a cluster's next round: less by `step`, unless accuracy (percent) fell `tolerance` below the best."""
+    """gamma of a cluster's next round: reduced by `step`, unless accuracy (percent) fell `tolerance` below the best."""
     return max(smallest, gamma - step) if accuracy >= best - tolerance else gamma
 
 
 def learngene(senders: Sequence[int], scores: Sequence[float], gamma: int) -> list[int]:
-    """The gamma layers most clients sent, ascending; of equal ones those of the higher mean score, then the first."""
+    """The gamma layers that most clients sent, ascending; ties go to the higher mean score, then to the first."""
     return sorted(sorted(range(len(senders)), key=lambda layer: (-senders[layer], -scores[layer], layer))[:gamma])

@@ -1,9 +1,9 @@
 """Learngene: Wang, Geng, Lin, Xia, Qi, Xu, "Learngene: From Open-World to Your Learning Task", AAAI 2022; as GENE-FL
-carries it over to federated clients (FEDLG).
+applies it to federated clients (FEDLG).
 
-A few layers, the learnGene, hold what is worth inheriting; only they travel. As PartialFed, with another part: the two
-last square convolutions of the smallest and of the largest width, which is what GENE-FL's figures give away; or, as the
-original picks them, the four convolutions whose values moved least in the first rounds.
+Only a few layers, the learnGene, are worth inheriting, and only they are sent. As PartialFed, with other layers: the
+two last square convolutions of the smallest and of the largest width, as inferred from GENE-FL's figures; or, as in the
+original, the four convolutions whose values changed least in the first rounds.
 
 Bytes per client and round, before lossless coding: 4 A down and 4 A up, where A counts the values of those
 convolutions (with select=updates, of all convolutions in the first rounds).
@@ -38,7 +38,7 @@ class Moving(averaging.GlobalModel):
     """The server's state; `moved` is |accumulated update| of each layer's values, on average."""
 
     moved: dict[str, float] = field(default_factory=dict)
-    picked: bool = False  # whether the layers that moved least are
+    picked: bool = False  # whether the layers that changed least are selected
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Learngene(Method):
         return Moving(averaging.first_shared(problem, self.shared(problem.first_model())).theta)
 
     def shared(self, model: nn.Module) -> list[str]:
-        """Names of the entries that travel, at first."""
+        """Names of the entries that are sent at first."""
         if self.select == "updates":
             chosen = hidden_layers(model)
         else:
@@ -95,7 +95,7 @@ class Learngene(Method):
 
 
 def changes(old: State, new: State, layers: dict[str, list[str]]) -> dict[str, float]:
-    """By layer the mean |new - old| of its values."""
+    """The mean |new - old| of values by layer."""
     found = {}
     for layer, names in layers.items():
         there = [name for name in names if name in old]

@@ -1,14 +1,14 @@
 """LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act Globally: Federated
 Learning with Local and GlobalModel Representations", NeurIPS 2019 workshop on Federated Learning.
 
-Every client keeps a model of its own; features may come about in any way, as long as they are equally many. Clients
-train their whole model and upload its classifier; the server takes the mean of the classifiers, weighted by the
-clients' numbers of samples; clients overwrite theirs with it and train on.
+Every client keeps its own model; feature extractors may differ, but features have one size. Clients train their whole
+model and upload its classifier; the server takes the mean of the classifiers, weighted by the clients' numbers of
+samples; clients overwrite theirs with it and continue training.
 
-The mean of round t travels with the request of round t + 1, after the last round on its own, and is scored as it
-arrives (`combined`).
+The mean of round t is sent with the request of round t + 1, or after the last round in its own message. It is scored on
+arrival (`combined`).
 
-Bytes per client and round, before lossless coding: 4 (K' + 1) C up, for K' features and C classes, and as many down.
+Bytes per client and round, before lossless coding: 4 (K' + 1) C up, for K' features and C classes, and the same down.
 """
 
 from __future__ import annotations

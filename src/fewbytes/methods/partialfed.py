@@ -2,8 +2,8 @@
 Initialization", NeurIPS 2021.
 
 A fixed part of the layers is loaded from the server's model before every local training; the others keep the client's
-own last values. Clients train all layers and send the fixed part, which the server averages as FedAvg does. The part is
-the one that GENE-FL's figures give away: the last square convolution of each width.
+own last values. Clients train all layers and send the fixed part, which the server averages as in FedAvg. The part is
+the last square convolution of each width, as inferred from GENE-FL's figures.
 
 Bytes per client and round, before lossless coding: 4 A down and 4 A up, where A counts the values of that part.
 """

@@ -1,10 +1,10 @@
 """pFedSD: Jin, Bai, Yao, Dai, Gu, Yu, Sun, "Personalized Edge Intelligence via Federated Self-Knowledge Distillation",
 IEEE Transactions on Parallel and Distributed Systems 34(2), 2023; as FedPURIN's evaluation runs it.
 
-FedAvg, in which a client does not forget what it had become: it keeps the model v_k it trained last and, when it trains
-the server's model again, also learns from v_k's softened outputs. The loss of a batch is CE(o, y) + lambda T^2
-KL(softmax(o_v / T) || softmax(o / T)), KL summed over classes and averaged over samples; nothing is learnt by v_k. In a
-client's first round there is no v_k, and the loss is CE alone. Batch-norm statistics stay with the client.
+FedAvg with self-distillation: a client keeps its last trained model v_k and, when it trains the server's model again,
+also learns from v_k's softened outputs. The loss of a batch is CE(o, y) + lambda T^2 KL(softmax(o_v / T) ||
+softmax(o / T)), with KL summed over classes and averaged over samples; v_k is frozen. In a client's first round there
+is no v_k, and the loss is CE alone. Batch-norm statistics stay with the client.
 
 Bytes per client and round, before lossless coding: 4 D down, 4 D up, where D counts the model's parameters.
 """
@@ -67,7 +67,7 @@ class PFedSD(Method):
         return first_shared(problem, self.shared(problem.first_model()))
 
     def shared(self, model: nn.Module) -> list[str]:
-        """Names of the model's entries that travel."""
+        """Names of the model's entries that are sent."""
         return list(trained_entries(model) if self.buffers == "averaged" else trained_parameters(model))
 
     def client(self, site: Site) -> Own:
@@ -106,7 +106,7 @@ class PFedSD(Method):
 
 
 class Taught(nn.Module):
-    """A model beside its teacher, which does not learn: the outputs of both."""
+    """A model and its frozen teacher; returns both outputs."""
 
     def __init__(self, student: nn.Module, teacher: nn.Module, mode: Literal["train", "eval"]) -> None:
         super().__init__()

@@ -2,12 +2,12 @@
 Learning", ICML 2020, Algorithm 1 with option II.
 
 Every client keeps a control variate c_i, the server their mean c; a client steps by g_i(y_i) - c_i + c, so that it does
-not drift to its own optimum. After its K steps c_i+ = c_i - c + (x - y_i) / (K eta_l): the mean of the gradients
-g_i(y_i) it met, and taken as that. The server, with N clients: x <- x + eta_g mean (y_i - x), c <- c + |S| / N mean
+not drift to its own optimum. After its K steps c_i+ = c_i - c + (x - y_i) / (K eta_l). This equals the mean of
+g_i(y_i), and is computed as such. The server, with N clients: x <- x + eta_g mean (y_i - x), c <- c + |S| / N mean
 (c_i+ - c_i), plain means. Batch-norm statistics are averaged as they are.
 
 Bytes per client and round, before lossless coding: 4 (D + d) down, 4 (D + d) up, where d of the model's D values are
-parameters: the model and a control variate, either way.
+parameters: the model and a control variate, in either direction.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ControlledModel(GlobalModel):
 class Control:
     """A client's state."""
 
-    control: State  # c_i; empty, which is 0, before it trains for the first time
+    control: State  # c_i; empty, which means 0, before its first training
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class SCAFFOLD(Method):
         return Corrected(Dense(state_of(model)), Dense({name: state.control[name] - own[name] for name in own}))
 
     def join(self, state: ControlledModel, net: Network, client: Id) -> None:
-        """c stays the mean of all c_i: a newcomer's is 0."""
+        """Keep c the mean of all c_i: a newcomer's is 0."""
         clients = len(net.clients)
         state.control = {name: value * ((clients - 1) / clients) for name, value in state.control.items()}
 
@@ -130,7 +130,7 @@ class Gradients:
                 p.grad += self.correction[name]
 
     def mean(self) -> State:
-        """c_i+; nothing if there was no step."""
+        """c_i+; empty if there was no step."""
         if not self.steps:
             return {}
         return {name: copied((self.total[name] / self.steps).to(p.dtype)) for name, p in self.parameters.items()}

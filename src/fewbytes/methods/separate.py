@@ -1,6 +1,6 @@
 """Separate: every client trains its own model on its own data, and nothing is sent.
 
-The baseline every federated method must beat to be worth its bytes. Each client starts from weights it draws itself.
+The baseline that a federated method must beat to be worth its bytes. Each client draws its own initial weights.
 
 Bytes per client and round: none.
 """

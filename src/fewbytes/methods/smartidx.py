@@ -1,16 +1,16 @@
 """SmartIdx: Wu, Zou, Zhang, Jin, Xia, Fang, "SmartIdx: Reducing Communication Cost in Federated Learning by Exploiting
-the CNNs Structures", AAAI 2022. No code of it was found: this follows the abstract and what Fed-KGF says of it (3.4).
+the CNNs Structures", AAAI 2022. Without published code, this follows the abstract and Fed-KGF's description (3.4).
 
-A client's change, with what it did not send before, is cut into three packages. The part `density` of all values that
-is largest in magnitude is important. A kernel (what a filter holds for one input channel) with at least half of its
-values important is sent as a whole, so that one index serves all its values; or, if its signs are one of the most
-frequent sign patterns of such kernels, as the number of that pattern and its mean magnitude. All other important values
-are sent one by one. The client keeps what is lost for its next change (error feedback); the server moves by the plain
-mean. Batch-norm statistics are averaged as they are.
+A client's change, plus the unsent rest of earlier ones, is split into three packages. The fraction `density` of values
+largest in magnitude is important. A kernel (a filter's weights for one input channel) with at least half of its values
+important is sent whole, so that one index serves all its values. If its signs form one of the most frequent sign
+patterns of such kernels, it is sent as that pattern's number and its mean magnitude. All other important values are
+sent one by one. The client keeps the unsent rest for its next change (error feedback); the server adds the plain mean.
+Batch-norm statistics are averaged uncompressed.
 
 Bytes per client and round, before lossless coding: 4 D down; up 7 for each single value (24 bits for its index),
-4 K + 3 for each whole kernel of K values, 7 for each kernel sent by its pattern (and one that says which), 4 s; the
-model's D values hold s batch-norm statistics.
+4 K + 3 for each whole kernel of K values, 7 for each kernel sent by its pattern (and one for its number), 4 s; s of the
+model's D values are batch-norm statistics.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fewbytes.wire.topk import largest
 
 @payload
 class Packed:
-    """Client to server: what is important of the change, and the batch-norm statistics."""
+    """Client to server: the important values of the change, and the batch-norm statistics."""
 
     change: Annotated[Packages, SENT, LEARNT]
     buffers: Annotated[Dense, SENT, STATISTICS, EXACT]
@@ -120,7 +120,7 @@ def packages(x: State, density: float, patterns: int) -> Packages:
 
 
 def important(x: State, density: float) -> dict[str, Tensor]:
-    """Flat masks of the part `density` of all values that is largest in magnitude."""
+    """Flat masks of the fraction `density` of all values that is largest in magnitude."""
     flat = torch.cat([torch.empty(0), *(value.reshape(-1) for value in x.values())])
     mask = torch.zeros(len(flat), dtype=torch.bool)
     mask[largest(flat, important_values(len(flat), density))] = True
@@ -128,12 +128,12 @@ def important(x: State, density: float) -> dict[str, Tensor]:
 
 
 def important_values(values: int, density: float) -> int:
-    """How many of so many values are important."""
+    """The number of important ones among `values` values."""
     return math.ceil(density * values)
 
 
 def least_important(sent: Packages) -> int:
-    """How many values must have been important for these packages: all single ones, and half of each kernel."""
+    """The minimum number of important values behind these packages: all single ones, and half of each kernel."""
     kernels = [*sent.whole.indices.items(), *sent.magnitudes.indices.items()]
     halves = {name: (kernel_size(shape) + 1) // 2 for name, shape in sent.single.shapes.items()}
     single = sum(len(index) for index in sent.single.indices.values())
@@ -146,7 +146,7 @@ def kernels_of(value: Tensor) -> Tensor:
 
 
 def sign_codes(rows: Tensor) -> Tensor:
-    """A number for each row, whose bit j tells that value j is positive; -1 for rows too long for one."""
+    """A code for each row, whose bit j is set if value j is positive; -1 for rows that are too long."""
     if rows.shape[1] > LONGEST:
         return torch.full((len(rows),), -1)
     return ((rows > 0).long() << torch.arange(rows.shape[1])).sum(1)

@@ -1,4 +1,4 @@
-"""What a run leaves behind, made readable: run folders in, a terminal table or one HTML page out."""
+"""Reports of run folders: a table for the terminal, or one HTML page."""
 
 from fewbytes.report.choice import Choice, caveats, choices
 from fewbytes.report.folder import RunFolder, read_run, read_runs

@@ -1,7 +1,7 @@
-"""Draws in what share of the rounds each element of a layer was active: ridges and a heat map (FedPURIN's Fig. 5, 6).
+"""Charts of the share of rounds in which each element of a layer was active (FedPURIN's Fig. 5, 6).
 
-A layer at a time: of each row (a client, the server) the distribution of the shares over the elements, and below it
-the shares themselves, element by element.
+For each layer: ridges, with each row's (a client's, the server's) distribution of the shares over the elements, and a
+heat map of the shares by element.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from fewbytes.report import pieces
 from fewbytes.report.pieces import Charts, Layout, Trace, cut, shown, spread
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
-Rows = dict[str, Values]  # what is compared -> the shares of a layer's elements
+Rows = dict[str, Values]  # row name -> the shares of a layer's elements
 
 _RIDGES, _ROWS = 21, 9  # shown at most, of each
-_DETAILS = (16, 1280), (16, 640), (16, 320), (8, 160), (4, 160)  # layers and columns at most: the most that fits
+_DETAILS = (16, 1280), (16, 640), (16, 320), (8, 160), (4, 160)  # maximum layers and columns; the first that fits
 _GRID = np.linspace(0, 1, 101)
-_BANDWIDTH = 0.02, 0.06  # of the kernel that smooths a distribution, least and largest
-_OVERLAP = 1.6  # how high a ridge is at its peak, where the next one stands at 1
+_BANDWIDTH = 0.02, 0.06  # minimum and maximum, of the smoothing kernel
+_OVERLAP = 1.6  # peak height of a ridge, in distances between ridges
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The two charts of a name: layers by view, rows in each, the columns where they merge elements, what is left."""
+    """The two charts of a name: layers by view, numbers of rows, of columns if they merge elements, and omissions."""
 
     name: str
     views: dict[str, str]
@@ -39,7 +39,7 @@ class Shares:
 
 
 def parsed(data: bytes) -> dict[str, Rows]:
-    """The shares by layer and row from a file of `fewbytes.core.gallery.Shares`. Raises ValueError for any other."""
+    """The shares by layer and row from a file of `fewbytes.core.gallery.Shares`. Raises ValueError for other files."""
     share = Annotated[float, msgspec.Meta(ge=0, le=1)]
     layers: dict[str, Rows] = {}
     for row, of_row in msgspec.json.decode(data, type=dict[str, dict[str, list[share]]]).items():
@@ -51,9 +51,9 @@ def parsed(data: bytes) -> dict[str, Rows]:
 
 
 def panel(name: str, layers: dict[str, Rows], budget: int) -> tuple[Shares, Charts] | None:
-    """What the page shows, and two charts named after `name`: ridges and a heat map, with a view a layer.
+    """The content of the page, and two charts named after `name`: ridges and a heat map, with a view per layer.
 
-    In as much detail as fits into the budget of bytes; nothing where even the least does not.
+    With as much detail as fits into the budget of bytes; None if nothing fits.
     """
     ridges = {layer: _ridges(_some(layers[layer], _RIDGES)) for layer in spread(list(layers), _DETAILS[0][0])}
     for most, columns in _DETAILS:
@@ -84,7 +84,7 @@ def _some(rows: Rows, most: int) -> Rows:
 
 
 def _ridges(rows: Rows) -> tuple[list[Trace], Layout]:
-    """A closed outline a row, the first at the top, each over the one above it."""
+    """A closed outline per row, the first at the top, each overlapping the one above."""
     traces: list[Trace] = []
     for place, (row, values) in zip(range(len(rows) - 1, -1, -1), rows.items(), strict=True):
         heights = density(values)
@@ -119,7 +119,7 @@ def _ridges(rows: Rows) -> tuple[list[Trace], Layout]:
 def density(values: Values) -> Values:
     """The density of values in [0, 1] on a grid of 101 points: a Gaussian kernel, reflected at both ends.
 
-    Its deviation is half the smallest step between values, within bounds: after few rounds there are few shares.
+    The kernel's deviation is half the smallest step between values, within bounds, as few rounds give few values.
     """
     places, counts = np.unique(values.round(3), return_counts=True)
     deviation = np.clip(np.diff(places).min(initial=1) / 2, *_BANDWIDTH)

@@ -1,4 +1,4 @@
-"""Makes what plotly draws of some runs: accuracy, bytes, probes and labels."""
+"""Plotly traces and layouts of runs: accuracy, bytes, probes and labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fewbytes.running.rounding import rounded_rows
 
 Clock = Literal["simulated_seconds"]
 MOST_DRAWN = 200
-"""Clients that are drawn one by one."""
+"""Maximum number of clients that are drawn one by one."""
 _DASHES = ["solid", "dash", "dot", "dashdot"]
 
 
@@ -25,7 +25,7 @@ def score_axis(metric: str, share: bool) -> Layout:
 
 
 def score_trace(run: RunFolder, metric: str, kind: str | None, index: int, over: Direction | Clock | None) -> Trace:
-    """One kind of a metric over rounds, over the megabytes so far of one direction, or over simulated seconds."""
+    """One kind of a metric over rounds, cumulative megabytes of one direction, or simulated seconds."""
     so_far, position = 0, {}
     for row in run.rounds:
         so_far += row[f"{over}_bytes"] if over in ("uplink", "downlink") else 0
@@ -48,7 +48,7 @@ def score_trace(run: RunFolder, metric: str, kind: str | None, index: int, over:
 
 
 def probe_trace(run: RunFolder, probe: Probe, name: Probed, index: int) -> Trace:
-    """One figure of a run's probes over depth."""
+    """One figure of a run's probes, by depth."""
     values = [point[name] for point in probe["points"]]
     words = f"%{{y:{'.1%' if name == 'linear_accuracy' else '.3f'}}}"
     return _line(index, [None] * len(values)) | {
@@ -72,7 +72,7 @@ def probe_trace(run: RunFolder, probe: Probe, name: Probed, index: int) -> Trace
 
 
 def round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
-    """Megabytes of each round; exchanges outside the rounds stand apart from the line."""
+    """Megabytes of each round; exchanges outside the rounds are single points."""
     rows: list[Row | None] = [row for row in run.rounds if row["phase"] == "round"]
     for row in run.rounds:
         rows += [None, row] if row["phase"] != "round" else []
@@ -91,7 +91,7 @@ def round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
 
 
 def rounded_trace(run: RunFolder, index: int, way: Direction, name: str) -> Trace:
-    """What rounding what travels that way measured by a name, over rounds."""
+    """A measurement, by name, of rounding in one direction, over rounds."""
     rows = rounded_rows(run.rounds, way)
     return _line(index, rows) | {
         "x": [row["round"] for row in rows],
@@ -113,7 +113,7 @@ def called(clients: range) -> str:
 
 
 def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[Trace], Layout]:
-    """One run: a bar a client. Several: a box of clients a run. Of very many clients the mean of neighbours."""
+    """One run: a bar per client. Several: a box of clients per run. Very many clients: means of neighbours."""
     traces: list[Trace] = []
     for index, run in enumerate(runs):
         if run.ledger is None:
@@ -158,8 +158,8 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
 
 
 def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -> tuple[list[Trace], Layout]:
-    """Samples of each class (across) that each client (down) holds; blank where they are not known by class. Of very
-    many clients the mean of neighbours."""
+    """Samples of each class (across) at each client (down); blank if not known by class. Very many clients: means of
+    neighbours."""
     groups = together(len(counts))
     names: list[str] = []
     for name in classes:
@@ -188,7 +188,7 @@ def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -
 
 
 def _mean(counts: Sequence[list[int] | int | None], classes: int) -> Sequence[float | None]:
-    """Of clients whose samples are known by class, the mean number of each class."""
+    """The mean number of samples per class, over clients whose samples are known by class."""
     known = [row for row in counts if isinstance(row, list)]
     if len(known) < 2:
         return known[0] if known else [None] * classes
@@ -196,13 +196,13 @@ def _mean(counts: Sequence[list[int] | int | None], classes: int) -> Sequence[fl
 
 
 def round_axis(runs: Sequence[RunFolder]) -> Layout:
-    """An axis of rounds, a tick for each where there are at most ten."""
+    """An axis of rounds, with a tick per round up to ten rounds."""
     last = max((row["round"] for run in runs for row in run.rounds), default=0)
     return {"title": "round"} | ({"dtick": 1} if last <= 10 else {})
 
 
 def mb_axis(title: str, runs: Sequence[RunFolder], direction: Direction) -> Layout:
-    """An axis of megabytes; logarithmic where some run moves twenty times what another does."""
+    """An axis of megabytes; logarithmic if one run sends at least twenty times as much as another."""
     totals = [total for run in runs if (total := run.total_bytes(direction))]
     if totals and max(totals) >= 20 * min(totals):
         return {"title": f"{title} (log scale)", "type": "log", "dtick": 1, "exponentformat": "none"}

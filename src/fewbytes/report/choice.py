@@ -1,4 +1,4 @@
-"""Which method to take: the Pareto front of the score over uplink bytes, a recommendation with its reason, a chart."""
+"""Choosing a method: the Pareto front of score against uplink bytes, a recommendation with its reason, a chart."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fewbytes.report.table import grouped_by, megabytes
 
 CAVEAT = "Each method ran once: another seed may change the order of close results."
 TRAINING = ("rounds", "epochs", "steps", "lr", "batch", "momentum", "fraction")
-WITHIN = 0.01  # how far below the best score a recommendation may be; relative where the metric is no share
+WITHIN = 0.01  # maximum distance of a recommendation from the best score; relative unless the metric is a share
 WORDS = {"personalised": "personalised models", "global": "a global model"}
-"""The kinds of score that methods are chosen by, in words. Scores of different kinds are not compared."""
+"""The kinds of score by which methods are chosen, in words. Scores of different kinds are not compared."""
 
 
 class Point(NamedTuple):
@@ -241,7 +241,7 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
     heights = [sign * p.score for p in [*inside, *over]]
     low, high = min(heights), max(heights)
     margin = max(0.02 if runs[0].share() else 0.02 * abs(high), 0.08 * (high - low))
-    if guessing is not None and guessing > low - (high - low) / 4:  # further off it would squeeze the rest
+    if guessing is not None and guessing > low - (high - low) / 4:  # farther away it would compress the rest
         low = min(low, guessing)
     bottom, top = low - margin, high + margin
     if guessing is not None and guessing >= bottom:
@@ -306,7 +306,7 @@ def _names(points: Sequence[Point]) -> dict[str, str]:
 
 
 def _look(index: int, point: Point, choice: Choice, above: str | None, below: str | None, over: bool) -> Trace:
-    """The style of a mark; names on the Pareto front stand above the line, away from other runs."""
+    """The style of a mark; names on the Pareto front are above the line, away from other runs."""
     name = above or below
     symbol = "star" if point.label == choice.label else pieces.symbol(index)
     return {

@@ -1,6 +1,6 @@
-"""Fills the templates: one whole page with its style and scripts in it, and a policy that lets no other script run.
+"""Fills the templates: one self-contained page with style and scripts, and a policy that forbids other scripts.
 
-jinja2 escapes every value where it enters the page, and charts travel as JSON without a single `<`.
+jinja2 escapes every value on the page, and charts are embedded as JSON without any `<`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fewbytes.report.table import decibels, megabytes, percent, seconds, whole
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _PLOTLY = Path(__file__).parent / "assets" / "plotly-cartesian.min.js.gz"
-"""plotly.js 4.1.1 with the traces of two axes (MIT, see its licence beside it), packed: a page takes it as it is."""
+"""plotly.js 4.1.1 with the Cartesian traces (MIT, see its licence beside it), compressed; embedded unchanged."""
 
 
 def document(template: str, charts: Charts, **values: Any) -> str:
-    """The page that a template makes of some values, which draws the charts the template has places for."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only what writes a page needs these
+    """The page of a template, filled with values and the charts that the template places."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # needed only to write a page
     from markupsafe import Markup
 
     environment = Environment(

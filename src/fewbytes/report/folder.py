@@ -1,9 +1,9 @@
-"""Reads run folders, and answers what a summary asks of one.
+"""Reads run folders, and computes the figures of a summary.
 
-A run folder holds `config.toml` and `rounds.jsonl`; `ledger.parquet`, `partition.json` and `result.json` are
-missing where a run was killed, and then what they would have said is worked out from the rest or left out.
-`probe.json` is there once `fewbytes probe` was, `attack.json` and `attack.png` once `fewbytes attack` was, with
---membership `membership.json`, with --poison `poison.json`; `local.json` once `fewbytes reproduce` asked for it.
+A run folder holds `config.toml` and `rounds.jsonl`. A killed run lacks `ledger.parquet`, `partition.json` and
+`result.json`; their contents are then derived from the other files or left out. `fewbytes probe` adds `probe.json`;
+`fewbytes attack` adds `attack.json` and `attack.png`, `membership.json` with --membership, and `poison.json` with
+--poison; `fewbytes reproduce` adds `local.json` if it needs it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from fewbytes.core.known_metrics import CHANCE, traits
 from fewbytes.report.records import Attack, Local, Membership, Partition, Poison, Probe, Result, Round, Traits
 
 T = TypeVar("T")
-Row = dict[str, Any]  # a `Round`, and whatever else its line holds
+Row = dict[str, Any]  # a `Round`, with any other fields of its line
 Direction = Literal["uplink", "downlink"]
 
-_COLUMNS = ["round", "client", "bytes_down", "bytes_up"]  # of the ledger, that a report reads
-_WORDS = ["handler", "outcome"]  # and these, where it has outcomes
+_COLUMNS = ["round", "client", "bytes_down", "bytes_up"]  # of the ledger, read for a report
+_WORDS = ["handler", "outcome"]  # also read, if the ledger has outcomes
 
 
 class Score(NamedTuple):
-    """One kind of score over a run, and the first row of the best; None where never measured."""
+    """One kind of score over a run, and the first row with the best; None if never measured."""
 
     final: float | None
     best: float | None
@@ -47,7 +47,7 @@ class Score(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """What guessing scores; what it may by chance, two standard errors more; both in words."""
+    """The score of guessing, its upper bound by chance (two standard errors more), and both in words."""
 
     score: float
     by_chance: float
@@ -60,7 +60,7 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run as read from disk. `label` is the method's name, made unlike its neighbours' by `read_runs`."""
+    """One run as read from disk. `label` is the method's name, which `read_runs` makes unique."""
 
     path: Path
     label: str
@@ -82,42 +82,42 @@ class RunFolder:
 
     @property
     def budget(self) -> int | None:
-        """The most bytes that all clients might send over the whole run, if the run had such a budget."""
+        """The run's budget: maximum bytes that all clients together may send; None if it had none."""
         budget = self.fact("budget")
         return budget if isinstance(budget, int) else None
 
     @property
     def over_budget(self) -> bool:
-        """Whether they have sent more."""
+        """Whether the clients have sent more than the budget."""
         return self.budget is not None and self.total_bytes("uplink") > self.budget
 
     @property
     def kind(self) -> str | None:
-        """The kind of score the method is judged by; without a result the first it measured."""
+        """The method's main kind of score; without a result, the first measured one."""
         kind = (self.result or {}).get("score", {}).get("kind")
         return kind or next(iter(self.kinds()), None)
 
     @property
     def metrics(self) -> list[str]:
-        """Every metric, the one the run is judged by first."""
+        """Every metric, the main one first."""
         stated = (self.result or {}).get("metrics", {})
         return list(dict.fromkeys([*stated, *(metric for row in self.rounds for metric in row.get("scores", {}))]))
 
     @property
     def metric(self) -> str:
-        """The metric the run is judged by; accuracy where nothing was measured."""
+        """The run's main metric; accuracy if nothing was measured."""
         return next(iter(self.metrics), "accuracy")
 
     def higher(self, metric: str | None = None) -> bool:
-        """Whether more of a metric, the run's unless named, is better."""
+        """Whether higher values of a metric (default: the run's) are better."""
         return self._traits(metric)["higher"]
 
     def share(self, metric: str | None = None) -> bool:
-        """Whether a metric, the run's unless named, is a share, 0..1."""
+        """Whether a metric (default: the run's) is a share, 0..1."""
         return self._traits(metric)["share"]
 
     def written(self, value: float | None, metric: str | None = None) -> str:
-        """A value of a metric, the run's unless named, as people write it."""
+        """A value of a metric (default: the run's) as text."""
         return written(value, self.share(metric))
 
     def _traits(self, metric: str | None) -> Traits:
@@ -127,14 +127,14 @@ class RunFolder:
         return stated.get(metric, {"higher": higher, "share": share})
 
     def kinds(self, metric: str | None = None) -> list[str]:
-        """Every kind of a metric, the run's unless named, measured in some round, in the order of first appearance."""
+        """Every measured kind of a metric (default: the run's), in the order of first appearance."""
         metric = self.metric if metric is None else metric
         return list(dict.fromkeys(kind for row in self.rounds for kind in row.get("scores", {}).get(metric, {})))
 
     def curve(self, kind: str | None, metric: str | None = None) -> list[tuple[Row, float]]:
-        """The rounds in which one kind of a metric, the run's unless named, was measured, each with its value.
+        """The rounds in which one kind of a metric (default: the run's) was measured, each with its value.
 
-        What a client measured when it joined is its own and no round's.
+        Measurements of a client that joins are not included.
         """
         metric = self.metric if metric is None else metric
         rows = (row for row in self.rounds if row["phase"] != "join")
@@ -142,8 +142,8 @@ class RunFolder:
         return [(row, value) for row, value in found if value is not None and math.isfinite(value)]
 
     def score(self, kind: str | None, metric: str | None = None) -> Score:
-        """The last and the best value of one kind of a metric, the run's unless named, over the rounds it was measured
-        in; if all first clients left, over those after them."""
+        """The last and the best value of one kind of a metric (default: the run's) over the rounds with that kind; if all
+        first clients left, over the rounds after that."""
         since = (self.result or {}).get("turnover", 1)
         curve = [point for point in self.curve(kind, metric) if point[0]["round"] >= since]
         if not curve:
@@ -152,9 +152,9 @@ class RunFolder:
         return Score(curve[-1][1], best, row)
 
     def guessing(self, kind: str | None) -> Guess | None:
-        """What guessing scores of a kind of the run's metric; None if that is not known. Where it is not known on how
-        many samples, chance adds nothing."""
-        tested = "global" if kind == "global" else "personalised"  # all others are on clients' own test data
+        """The score of guessing for a kind of the run's metric; None if unknown. If the number of samples is unknown,
+        chance adds nothing."""
+        tested = "global" if kind == "global" else "personalised"  # other kinds use clients' own test data
         result, metric = self.result or {}, self.metric
         majority = result.get("majority_class_accuracy", {}).get(tested) if metric == "accuracy" else None
         score: float | None = CHANCE.get(metric, majority)
@@ -169,8 +169,8 @@ class RunFolder:
     def total_bytes(self, direction: Direction) -> int:
         """Bytes on the wire over the whole run: the ledger's sum.
 
-        The rounds' sum where that is larger, or there is no ledger: a run that was killed has written its last rounds
-        but not the ledger, as one that was interrupted has in the ledger what a half-done round moved.
+        The rounds' sum if that is larger, or there is no ledger: a killed run has written its last rounds, but not the
+        ledger; an interrupted run's ledger includes the bytes of an unfinished round.
         """
         rounds: int = sum(row[f"{direction}_bytes"] for row in self.rounds)
         return rounds if self.ledger is None else max(rounds, pc.sum(self.ledger[_column(direction)]).as_py() or 0)
@@ -188,7 +188,7 @@ class RunFolder:
 
     @property
     def exchanges(self) -> int | None:
-        """How many times a client was asked something over the whole run; None without a ledger of all of it."""
+        """The number of requests to clients over the whole run; None without a complete ledger."""
         if self.ledger is None or self.total_bytes("downlink") > (pc.sum(self.ledger["bytes_down"]).as_py() or 0):
             return None
         return int(self.ledger.num_rows)
@@ -204,30 +204,30 @@ class RunFolder:
 
     @property
     def clients(self) -> int | None:
-        """How many clients the run has; None if unknown."""
+        """The run's number of clients; None if unknown."""
         if self.partition is not None:
             return len(self.partition["train"])
         return (self.result or {}).get("clients")
 
     @property
     def seconds(self) -> float:
-        """Seconds the run took, with its starting and finishing; what the rounds took where that is larger."""
+        """Seconds of the run, including start and finish, or of its rounds if these are longer."""
         stated: float = (self.result or {}).get("seconds", 0.0)
         return max(stated, float(sum(row.get("seconds", 0.0) for row in self.rounds)))
 
     @property
     def timed(self) -> bool:
-        """Whether its clients' speeds were simulated, and every line says when by that clock it was written."""
+        """Whether clients' speeds were simulated, and every line has the time of the simulated clock."""
         return bool(self.rounds) and all("simulated_seconds" in row for row in self.rounds)
 
     @property
     def status(self) -> str:
-        """`done`, `running`, `interrupted`, or `unfinished` where the run left no result."""
+        """`done`, `running`, `interrupted`, or `unfinished` without a result."""
         return "unfinished" if self.result is None else self.result.get("status", "done")
 
 
 def when(row: Row) -> str:
-    """When in a run a line of its rounds happened."""
+    """The time of a line of rounds.jsonl, in words."""
     words = {"start": "before round 1", "join": f"before round {row['round']}", "finish": "after the last round"}
     return words.get(row["phase"], f"round {row['round']}")
 
@@ -235,7 +235,7 @@ def when(row: Row) -> str:
 def read_run(path: Path | str) -> RunFolder:
     """Read one run folder, labelled with its method's name.
 
-    Raises `UserError` where there is no such folder, it is not a run folder, or a file in it is damaged.
+    Raises `UserError` if the folder does not exist, is not a run folder, or has a damaged file.
     """
     path = Path(path)
     if not path.is_dir():
@@ -264,10 +264,10 @@ def read_run(path: Path | str) -> RunFolder:
 
 
 def read_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
-    """Read run folders, and the run folders inside folders that are none themselves (sorted by name).
+    """Read run folders, and run folders inside other folders (sorted by name).
 
-    No two have the same label: runs of one method are told apart by the settings that differ, else by the folder's
-    name. Raises `UserError` as `read_run` does, and for a folder that neither is a run folder nor holds any.
+    Labels are unique: runs of one method are distinguished by the settings that differ, else by the folder's name.
+    Raises `UserError` as `read_run` does, and for a folder that neither is a run folder nor holds any.
 
     >>> import tempfile
     >>> import fewbytes as fb
@@ -282,7 +282,7 @@ def read_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
     >>> [run.label for run in runs], runs[0].status
     (['fedavg (epochs=1)', 'fedavg (epochs=2)'], 'done')
     """
-    folders: dict[Path, Path] = {}  # resolved -> as given, so that none is read twice
+    folders: dict[Path, Path] = {}  # resolved -> as given, to read each only once
     for path in map(Path, paths):
         inside = sorted(child for child in path.iterdir() if _is_run(child)) if path.is_dir() else []
         if inside and not _is_run(path):
@@ -327,7 +327,7 @@ def _column(direction: Direction) -> str:
 
 
 def _read(file: Path, parse: Callable[[Path], T]) -> T | None:
-    """What `parse` makes of a file, None where there is none; anything wrong in it names the file."""
+    """The parsed file, or None if it is missing; errors name the file."""
     try:
         return parse(file) if file.exists() else None
     except (ValueError, TypeError, OSError, RecursionError, pa.ArrowException) as error:
@@ -337,7 +337,7 @@ def _read(file: Path, parse: Callable[[Path], T]) -> T | None:
 def _config(file: Path) -> str:
     text = file.read_text("utf-8")
     if not isinstance(tomllib.loads(text).get("parameters", {}), dict):
-        raise ValueError("its parameters are no table")
+        raise ValueError("its parameters are not a table")
     return text
 
 
@@ -369,7 +369,7 @@ def _partition(file: Path) -> Partition:
     rows = partition["train"] + partition["test"]
     widths = {len(row) for row in rows if isinstance(row, list)}
     if len(partition["train"]) != len(partition["test"]) or widths - {len(partition["classes"])}:
-        raise ValueError("its counts do not fit its classes and clients")
+        raise ValueError("its counts do not match its classes and clients")
     return partition
 
 

@@ -19,8 +19,8 @@ from fewbytes.report.records import Attack, Inferred, Membership, Poison, Poison
 from fewbytes.report.table import decibels, percent
 
 RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
-CONTROL_AUC = 0.60  # of an overfitted model, below which an attack says nothing of others
-GUESSING = 0.05  # an AUC as near to a half tells nothing
+CONTROL_AUC = 0.60  # of an overfitted model; below it the attack is void
+GUESSING = 0.05  # an AUC this close to 0.5 counts as guessing
 CONTROL_SUCCESS, CONTROL_DROP = 0.80, 0.20  # minimum effect on the mean: less is no attack
 DEFENDED_SUCCESS, DEFENDED_BACKDOOR_DROP, DEFENDED_DROP = 0.15, 0.02, 0.03
 _FILE_BYTES = 1 << 24  # a larger picture is not shown
@@ -28,8 +28,8 @@ _FILE_BYTES = 1 << 24  # a larger picture is not shown
 
 @dataclass(frozen=True)
 class Leak:
-    """What is shown of a run: the share of the network's values seen; its picture, PNG in base64, and words of it; what
-    the control says."""
+    """Gradient inversion of a run: the result, the share of the network's values seen, its picture (PNG in base64) with
+    a text, and a sentence on the control."""
 
     label: str
     attack: Attack
@@ -77,7 +77,7 @@ def _poisoned(label: str, poison: Poison) -> PoisonedRun:
 
 
 def inversion_word(control: float | None) -> str:
-    """What the control's PSNR (None: exact) means for the other figures."""
+    """A sentence on the control's PSNR (None: exact)."""
     if control is None or control >= RECOGNISED:
         return f"Control: from all gradients, without noise, an image is reconstructed with {decibels(control)}."
     return f"Void: from all gradients, without noise, an image is reconstructed with only {decibels(control)}."
@@ -152,7 +152,7 @@ def _leak(run: RunFolder, attack: Attack) -> Leak:
 
 
 def _picture(run: RunFolder) -> str | None:
-    """The run's picture, nothing where it has none."""
+    """The run's picture; None if it has none."""
     path = run.path / "attack.png"
     if not path.is_file():
         return None

@@ -17,9 +17,13 @@ from fewbytes.core.policy import ABSENT
 from fewbytes.report.folder import RunFolder, when
 from fewbytes.report.pieces import cut
 
-_LINES, _NAMES, _CHARACTERS = 200, 20, 300  # shown at most: of a table, of those who joined, of a reason
-_SCORING = ":score"  # what the engine names the scoring of a client's own model, which is in no ledger
-_JOINING = "join"  # what the run names a newcomer's refusal by the method, which is in no ledger either
+_LINES, _NAMES, _CHARACTERS = (
+    200,
+    20,
+    300,
+)  # maximum: lines of a table, names of clients that joined, characters of a reason
+_SCORING = ":score"  # the engine's name for scoring a client's own model; not in the ledger
+_JOINING = "join"  # the run's name for a newcomer refused by the method; not in the ledger
 _COLUMNS = ["round", "client", "handler", "outcome"]
 
 
@@ -36,7 +40,7 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True)
 class Absent:
-    """The section's part on one run: sentences, exchanges left out, and the number of further ones."""
+    """The section's content for one run: sentences, exchanges left out, and the number of further ones."""
 
     label: str
     sentences: str
@@ -53,10 +57,10 @@ class Section:
 
 
 def left_out(run: RunFolder) -> list[Left]:
-    """Everyone left out of an exchange, in the order of the rounds, which know why.
+    """Every client left out of an exchange, in the order of rounds, with the reason from rounds.jsonl.
 
-    The ledger alone knows those of a step that became no line: a round that was interrupted, or a client that was
-    gone again before it had joined.
+    Only the ledger has those of a step without a line: an interrupted round, or a client that left before it had
+    joined.
     """
     found = [
         Left(row["round"], left["client"], left["handler"], left["outcome"], when(row), left["why"])
@@ -74,7 +78,7 @@ def left_out(run: RunFolder) -> list[Left]:
 
 
 def captions(runs: Sequence[RunFolder]) -> list[str]:
-    """A line of plain text for every run that left anyone out."""
+    """Lines of plain text for every run that left clients out."""
     lines = []
     for run in runs:
         exchanges, surplus, scorings, refused = _sorts(run)[:4]

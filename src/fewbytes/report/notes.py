@@ -1,4 +1,4 @@
-"""What a run's method noted for the reader of its results (`net.note`), for the page and for the terminal."""
+"""Notes of a run's method for its reader (`net.note`), on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ OUTSIDE = {
     "samples": "training samples, in what clients send. Not covered: test samples, whose scores are exact, counts of "
     "samples and labels, and clients' own models and states where they are stored here",
 }
-"""What differential privacy covers, and what else a run folder holds."""
+"""What differential privacy covers, by unit, and the other contents of a run folder."""
 
 
 def noted(runs: Sequence[RunFolder]) -> list[str]:
-    """What a promise of privacy leaves out, and a line for everything that was noted of a run: in how many of its
-    rounds, and how much of it the last time."""
+    """The limits of a privacy promise, and a line per note of a run: its number of rounds, and its last amount."""
     lines = []
     for run in runs:
         found: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Makes tables of what charts show, for those who see none, as no script runs, and for those who want the numbers."""
+"""Tables of the charts' numbers, for readers without scripts, or who want the numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from fewbytes.report.pieces import Layout, Trace, spread
 
-MOST = 24  # points of a line, evenly spread, and columns of a heat map
+MOST = 24  # maximum points of a line, evenly spaced, and columns of a heat map
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Numbers:
 
 
 def tables(views: Mapping[str, tuple[list[Trace], Layout]]) -> list[Numbers]:
-    """One table a view; lines that only guide the eye are not in it."""
+    """One table per view, without lines that only guide the eye."""
     return [found for view, (traces, layout) in views.items() if (found := _table(view, traces, layout)).rows]
 
 
@@ -51,7 +51,7 @@ def _rows(trace: Trace) -> Iterator[tuple[str, list[str]]]:
 
 
 def _name(trace: Trace) -> str:
-    """What a line is called; the run's label is the first of what its points show."""
+    """The name of a line; a run's label is the first entry of its points' data."""
     shown = next(iter(trace.get("customdata") or []), None)
     first = shown[0] if isinstance(shown, list | tuple) and shown else shown
     return unescape(str(trace.get("name") or first or next(iter(trace.get("text") or [""]), "")))

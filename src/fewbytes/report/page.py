@@ -52,9 +52,9 @@ METRICS = {
     "r2": "fraction of the variance explained; below 0, worse than predicting the mean",
     "perplexity": "exponential of the mean cross-entropy per token: lower is better",
 }
-MANY = 10  # runs: with more, their names are no title, and all can be shown or hidden at once
+MANY = 10  # with more runs, the title does not name them, and all can be shown or hidden at once
 Line = tuple[RunFolder, str, str | None, int]
-"""What a line of a chart shows: a run, a metric, its kind, and which colour it has."""
+"""A line of a chart: run, metric, kind, and index of its colour."""
 _DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
 _SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 _PROBED: dict[Probed, tuple[str, Layout]] = {
@@ -66,7 +66,7 @@ _PROBED: dict[Probed, tuple[str, Layout]] = {
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes of a run in one direction: in total, a client and round, as papers count them; None where unknown."""
+    """Bytes of a run in one direction: total, per client and round, as papers count them; None if unknown."""
 
     total: int
     each: float | None
@@ -75,7 +75,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A run in the summary: scores as they are written, of the kind it is judged by unless said otherwise."""
+    """A run in the summary: scores as text, of the run's main kind unless stated."""
 
     label: str
     badges: list[str]
@@ -84,7 +84,7 @@ class SummaryRow:
     best: str
     best_when: str
     of_server: str  # final, of the server's model
-    of_clients: str  # final, of the clients' own
+    of_clients: str  # final, of the clients' own models
     further: list[str]  # final, by other metrics
     uplink: Moved
     downlink: Moved
@@ -93,7 +93,7 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Highest:
-    """The run that ends best of several, at what score of what kind; `by` says what they are compared by."""
+    """The run with the best final score, that score and its kind; `by` states the metric of the comparison."""
 
     by: str
     label: str
@@ -104,7 +104,7 @@ class Highest:
 
 @dataclass(frozen=True)
 class Summary:
-    """What every run reached and moved, by which metrics, and what guessing the majority class would score, by kind."""
+    """Scores and bytes of every run, the metrics, and the score of guessing the majority class, by kind."""
 
     metric: str
     further: list[str]
@@ -128,7 +128,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Probes:
-    """Whose model was probed, by run, and the charts' titles by what was measured."""
+    """The probed model of each run, and the charts' titles by measurement."""
 
     models: list[tuple[str, str]]
     figures: dict[str, str]
@@ -136,8 +136,8 @@ class Probes:
 
 @dataclass(frozen=True)
 class SampleTotals:
-    """How many samples each client has for training and test, as their nodes say; None if they do not. Of very many
-    clients the mean of neighbours."""
+    """The numbers of training and test samples of each client, as nodes report them; None if not reported. Very many
+    clients: means of neighbours."""
 
     runs: str
     sizes: list[tuple[str, float | None, float | None]]
@@ -145,7 +145,7 @@ class SampleTotals:
 
 @dataclass(frozen=True)
 class Labels:
-    """The views of the heat maps, a data set each, their height in pixels, and totals where labels are not known."""
+    """The heat maps' views, one per dataset, their height in pixels, and totals for unknown labels."""
 
     views: dict[str, str]
     height: int
@@ -161,9 +161,9 @@ class Versions:
 
 
 def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
-    """Write the report of `runs` to `path`, whole or not at all, and return `path`.
+    """Write the report of `runs` to `path` atomically, and return `path`.
 
-    Raises `UserError` where there are no runs or `path` cannot be written.
+    Raises `UserError` if there are no runs or `path` cannot be written.
     """
     if not runs:
         raise UserError("there are no runs to report")
@@ -171,7 +171,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(text.encode(errors="replace"))  # untrusted text may hold half a character
+            file.write(text.encode(errors="replace"))  # untrusted text may have invalid characters
     except OSError as error:
         raise UserError(f"the report {path} cannot be written: {error.strerror}") from error
     return path
@@ -233,7 +233,7 @@ def _summary(runs: Sequence[RunFolder]) -> Summary:
 
 
 def _metric(runs: Sequence[RunFolder]) -> str:
-    """The metric all runs are judged by."""
+    """The main metric of all runs."""
     metrics = _unique(run.metric for run in runs)
     return metrics[0] if len(metrics) == 1 else "score"
 
@@ -314,8 +314,8 @@ def _scores(runs: Sequence[RunFolder], charts: Charts) -> Scores | None:
 
 
 def _lines(runs: Sequence[RunFolder]) -> tuple[dict[str, str], dict[str, list[Line]]]:
-    """The views of the charts, and what each draws: one run's kinds by metric; several by their own kind, by one kind
-    all have, and by each further metric."""
+    """The charts' views and their lines. One run: its kinds by metric. Several: each run's main kind, one kind that all
+    have, and each further metric."""
     if len(runs) == 1:
         run = runs[0]
         metrics = run.metrics
@@ -341,7 +341,7 @@ def _axis(drawn: Sequence[Line]) -> Layout:
 
 
 def _traffic(runs: Sequence[RunFolder]) -> Charts:
-    """The charts alone: the section has no other values."""
+    """Only charts: the section has no other values."""
     charts: Charts = {}
     for direction in _DIRECTIONS:
         traces = [round_trace(run, index, direction) for index, run in enumerate(runs)]
@@ -353,7 +353,7 @@ def _traffic(runs: Sequence[RunFolder]) -> Charts:
 
 
 def _rounded(runs: Sequence[RunFolder]) -> Charts:
-    """The charts alone, of the runs that round what travels, each way."""
+    """Charts of the runs that round uploads or downloads, by direction."""
     charts: Charts = {}
     for way, measured in MEASURED.items():
         found = [(index, run) for index, run in enumerate(runs) if rounded_rows(run.rounds, way)]
@@ -368,7 +368,7 @@ def _probes(runs: Sequence[RunFolder], charts: Charts) -> Probes | None:
     found = [(index, run, run.probe) for index, run in enumerate(runs) if run.probe]
     if not found:
         return None
-    names: dict[int, list[str]] = {}  # of units, by how many a sample has passed there
+    names: dict[int, list[str]] = {}  # names of points, by the number of units before them
     for _, _, probe in found:
         for point in probe["points"]:
             names.setdefault(point["units"], []).append(pieces.plain(point["point"], 24))
@@ -402,12 +402,12 @@ def _labels(runs: Sequence[RunFolder], charts: Charts) -> Labels | None:
 
 
 def _lacks_labels(partition: Partition) -> bool:
-    """Whether some node does not say its labels."""
+    """Whether some node does not report its labels."""
     return not all(isinstance(row, list) for row in partition["train"])
 
 
 def _sizes(partition: Partition) -> list[tuple[str, float | None, float | None]]:
-    """How many samples each client has in either split, and what it is called."""
+    """The name of each client, or group, with its numbers of training and test samples."""
     train, test = ([sum(row) if isinstance(row, list) else row for row in partition[split]] for split in _SPLITS)
 
     def mean(of: list[int | None], group: range) -> float | None:

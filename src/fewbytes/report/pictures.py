@@ -1,7 +1,6 @@
-"""The pictures that the runs' methods made: images by class and round, points by round, shares of rounds.
+"""Pictures from the runs' methods: images by class and round, points by round, shares of rounds.
 
-A gallery is untrusted, so nothing of its files enters the page unchanged: pixels are decoded and encoded again,
-numbers checked, words cut.
+A gallery is untrusted, so no file enters the page unchanged: pixels are re-encoded, numbers checked, texts cut.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace, cut, shown, spread
 
 T = TypeVar("T")
-Files = list[tuple[int, Path]]  # of one name, by round
+Files = list[tuple[int, Path]]  # files of one name, by round
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
-_BYTES = 2_000_000  # of all pictures of a page, at most
-_ROUNDS, _CLASSES, _IMAGES, _NAMES, _PANELS, _SERIES = 12, 200, 4, 20, 6, 6  # shown at most, of each
-_HIGH = 64  # pixels that a row of images is high at least
-_ELEMENT = 74  # bytes of an image's element in the page, besides its data and words
+_BYTES = 2_000_000  # maximum, all pictures of a page together
+_ROUNDS, _CLASSES, _IMAGES, _NAMES, _PANELS, _SERIES = 12, 200, 4, 20, 6, 6  # maximum of each that is shown
+_HIGH = 64  # minimum height of a row of images, in pixels
+_ELEMENT = 74  # bytes of an image's element on the page, besides its data and text
 _LEGENDS = {"detections.png": "White: the true boxes. In colour: what was found, with class and confidence."}
 _FILE_BYTES = 1 << 26  # a larger file is not read
-_GREY = "#8b95a1"  # of points without a class, which are drawn open
+_GREY = "#8b95a1"  # of points without a class, drawn as open symbols
 _SYMBOLS = {
     "circle": "●○", "diamond": "◆◇", "square": "■□", "triangle-up": "▲△", "star": "★☆", "triangle-down": "▼▽",
 }  # fmt: skip
@@ -45,7 +44,7 @@ _SYMBOLS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Images of a row, side by side: PNG in base64, words that stand for them, pixels on the page."""
+    """Images of a row, side by side: PNG in base64, alternative text, size on the page in pixels."""
 
     data: str
     words: str
@@ -55,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Images:
-    """A table: a column a round (`heads`), a row a class with its images; what of all is shown, bytes of the page."""
+    """A table: a column per round (`heads`), a row per class with its images; omissions, bytes on the page."""
 
     heads: list[str]
     rows: list[tuple[str, list[Cell | None]]]
@@ -66,9 +65,9 @@ class Images:
 
 @dataclass(frozen=True)
 class Points:
-    """The charts of a name: a view a round, a chart a panel, the marks of the series, the colours of the classes.
+    """The charts of a name: a view per round, a chart per panel, the series' marks, the classes' colours.
 
-    `repeats` where there are more classes than colours; `shown` says what of all is.
+    `repeats`: there are more classes than colours; `shown`: omissions.
     """
 
     name: str
@@ -82,7 +81,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Article:
-    """One thing a method showed."""
+    """One exhibit of a method."""
 
     title: str
     kind: Literal["images", "points", "shares"]
@@ -91,7 +90,7 @@ class Article:
 
 @dataclass(frozen=True)
 class Gallery:
-    """What one run's method showed; `whose` names the run where there are several, and `damaged` files left out."""
+    """One run's exhibits; `whose` names the run if there are several, `damaged` the files left out."""
 
     whose: str
     articles: list[Article]
@@ -99,7 +98,7 @@ class Gallery:
 
 
 class Series(TypedDict):
-    """Points in two dimensions, and their classes if they have any."""
+    """Points in two dimensions, with their classes, if any."""
 
     x: list[float]
     y: list[float]
@@ -110,11 +109,11 @@ Map = dict[str, dict[str, Series]]  # by panel and series
 
 
 def section(runs: Sequence[RunFolder], charts: Charts) -> list[Gallery]:
-    """Of every run that has a gallery what the page shows. Raises UserError for one that cannot be read."""
+    """The page's content for every run with a gallery. Raises UserError if one cannot be read."""
     galleries = [_files(run) for run in runs]
     jobs = [(kind, index, name) for index, (named, _) in enumerate(galleries) for name, kind in named]
     left, articles = _BYTES, {}
-    charts_first = sorted(jobs, key=lambda job: job[0] == "png")  # what they do not need the images get
+    charts_first = sorted(jobs, key=lambda job: job[0] == "png")  # images get the bytes that charts do not need
     for done, job in enumerate(charts_first):
         kind, index, name = job
         named, damaged = galleries[index]
@@ -143,13 +142,13 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> list[Gallery]:
 
 
 def _add(own: Charts, charts: Charts) -> int:
-    """Put some charts with the others; how many bytes of the page they are."""
+    """Add charts to the others; returns their bytes on the page."""
     charts.update(own)
     return len(pieces.script_json(own))
 
 
 def _files(run: RunFolder) -> tuple[dict[tuple[str, str], Files], list[str]]:
-    """The files of a run's gallery by name and kind, and the names of those that are none of a gallery's."""
+    """The files of a run's gallery by name and kind, and the names of unknown files."""
     named: dict[tuple[str, str], Files] = defaultdict(list)
     try:
         files = kept(run.path)
@@ -164,7 +163,7 @@ def _files(run: RunFolder) -> tuple[dict[tuple[str, str], Files], list[str]]:
 
 
 def _read(files: Files, parse: Callable[[bytes], T], damaged: list[str]) -> dict[int, T]:
-    """What `parse` makes of some of the files, by round; notes the names of those that cannot be read."""
+    """Parse some of the files, by round; adds the names of unreadable ones to `damaged`."""
     found = {}
     for t, path in spread(files, _ROUNDS):
         try:
@@ -188,14 +187,14 @@ def _rows(data: bytes) -> dict[str, Pixels]:
         counts = msgspec.json.decode(text, type=dict[str, Annotated[int, msgspec.Meta(ge=1)]])
         width, height = image.width // max(counts.values()), image.height // len(counts)
         if image.mode not in ("L", "RGB") or not 1 <= min(width, height) <= max(width, height) <= LIMIT:
-            raise ValueError("no sheet of images")
+            raise ValueError("not a sheet of images")
         pixels = np.asarray(image)[: height * len(counts), : width * max(counts.values())]
     rows = pixels.reshape(len(counts), height, max(counts.values()), width, -1)
     return {label: row[:, :count].copy() for (label, count), row in zip(counts.items(), rows, strict=True)}
 
 
 def _images(run: RunFolder, files: Files, budget: int, damaged: list[str]) -> Images | None:
-    """A table of images: a row a class, a column a round, as many as fit into the budget of bytes."""
+    """A table of images: a row per class, a column per round, as many as fit into the budget of bytes."""
     rounds = _read(files, _rows, damaged)
     labels = list(dict.fromkeys(label for rows in rounds.values() for label in rows))
     many = max((row.shape[1] for rows in rounds.values() for row in rows.values()), default=0)
@@ -228,7 +227,7 @@ def _images(run: RunFolder, files: Files, budget: int, damaged: list[str]) -> Im
 
 
 def _size(cells: Mapping[tuple[int, str], Cell | None], times: Sequence[int], lines: Sequence[str]) -> int:
-    """Bytes of the page that some of the images take, about."""
+    """Approximate bytes of some of the images on the page."""
     images = (cells[where] for where in itertools.product(times, lines))
     return sum(_ELEMENT + len(image.data) + len(image.words) for image in images if image)
 
@@ -256,12 +255,12 @@ def _map(data: bytes) -> Map:
         if not len(x) == len(y) == len(x if classes is None else classes):
             raise ValueError("points without coordinates or classes")
         if not np.isfinite([*x, *y]).all():
-            raise ValueError("points that are nowhere")
+            raise ValueError("points that are not finite")
     return found
 
 
 def _points(run: RunFolder, name: str, files: Files, budget: int, damaged: list[str]) -> tuple[Points, Charts] | None:
-    """A chart a panel, side by side, with a view a round; as many points as fit into the budget of bytes."""
+    """A chart per panel, with a view per round and as many points as fit into the budget of bytes."""
     rounds = _read(files, _map, damaged)
     titles = list(dict.fromkeys(title for found in rounds.values() for title in found))
     panels = [panel for found in rounds.values() for panel in found.values()]
@@ -305,7 +304,7 @@ def _points(run: RunFolder, name: str, files: Files, budget: int, damaged: list[
 
 
 def _scatter(panel: dict[str, Series], names: Sequence[str], classes: Sequence[str], most: int) -> list[Trace]:
-    """The series of a panel, those without classes below the others."""
+    """The series of a panel; those without classes are drawn below the others."""
     traces: list[Trace] = []
     for name, symbol in zip(names, _SYMBOLS, strict=False):
         if name not in panel:
@@ -339,7 +338,7 @@ _LAYOUT: Layout = {
 def _shares(
     name: str, last: tuple[int, Path], budget: int, damaged: list[str]
 ) -> tuple[activations.Shares, Charts] | None:
-    """The charts of the last file of a name."""
+    """The charts of a name's last file."""
     found = _read([last], activations.parsed, damaged)
     panel = activations.panel(f"{name}-shares", found[last[0]], budget) if found else None
     if found and not panel:
@@ -355,6 +354,6 @@ def _class(number: int, classes: Sequence[str]) -> str:
 
 
 def _when(run: RunFolder, t: int) -> str:
-    """The round of a picture in words; what is shown when a run finishes is of the round after its last."""
+    """The round of a picture in words; pictures of a run's final step have the number of its last round plus one."""
     last = max((row["round"] for row in run.rounds if row["phase"] == "round"), default=0)
     return "at the end" if run.status == "done" and t == last + 1 else f"round {t}"

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 Trace = dict[str, Any]  # of plotly
 Layout = dict[str, Any]  # of plotly
-Charts = dict[str, dict[str, tuple[list[Trace], Layout]]]  # chart id -> view -> what plotly draws
+Charts = dict[str, dict[str, tuple[list[Trace], Layout]]]  # chart id -> view -> traces and layout
 
 COLOURS = [
     "#3d7fd9",
@@ -33,38 +33,38 @@ SYMBOLS = ["circle", "square", "triangle-up", "diamond", "cross"]
 
 
 def colour(index: int) -> str:
-    """The colours in turn."""
+    """The colour of an index; colours repeat."""
     return COLOURS[index % len(COLOURS)]
 
 
 def symbol(index: int) -> str:
-    """A mark that tells apart runs of the same colour."""
+    """A symbol that distinguishes runs of the same colour."""
     return SYMBOLS[index // len(COLOURS) % len(SYMBOLS)]
 
 
 def plain(text: str, longest: int = 80) -> str:
-    """Any text as plotly shows it, which reads a few tags and entities of its own; cut to `longest` characters."""
+    """Text escaped for plotly, which interprets some tags and entities; cut to `longest` characters."""
     return escape(cut(visible(text), longest), quote=False)
 
 
 def cut(text: str, longest: int = 60) -> str:
-    """The text, or its beginning and "…" where it is longer than `longest` characters."""
+    """The text, or its beginning and "…" if it has more than `longest` characters."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def script_json(value: object) -> str:
-    """JSON that may stand inside a script element."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def shown(*counts: tuple[int, int, str]) -> list[str]:
-    """What is shown in part, in words; nothing where all is."""
+    """Texts on what is shown only in part, from (shown, total, noun)."""
     return [f"{some:,} of {count:,} {noun}" for some, count, noun in counts if some < count]
 
 
 def spread(values: Sequence[T], most: int) -> list[T]:
-    """At most `most` of the values, evenly spread, with the first and the last."""
+    """At most `most` of the values, evenly spaced, including the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]

@@ -1,4 +1,4 @@
-"""What the files of a run folder hold, as far as a report reads them."""
+"""The contents of a run folder's files, as far as a report reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class LeftOut(TypedDict):
-    """A client whose reply took no part in an exchange: how that ended, and why in somebody's words."""
+    """A client whose reply was not used in an exchange: the outcome, and the reason as text."""
 
     client: int
     handler: str
@@ -17,9 +17,9 @@ class LeftOut(TypedDict):
 
 
 class Round(TypedDict):
-    """One line of `rounds.jsonl`: scores by metric and kind, bytes are those of this phase alone.
+    """One line of `rounds.jsonl`: scores by metric and kind, bytes are those of this phase only.
 
-    A client joined (`client`, where it is stated) before the round of the line.
+    `client`, if present, joined before the round of the line.
     """
 
     round: int
@@ -43,8 +43,8 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Partition(TypedDict):
-    """`partition.json`: per client the number of samples of each class, in the train and in the test split; of data
-    that lie on the client's own node their number alone, or None, if that is all the node says."""
+    """`partition.json`: per client the number of samples of each class, in the train and in the test split. For
+    data on a client's own node, only the total if the node reports that, or None."""
 
     classes: list[str]
     train: list[list[Number] | Number | None]
@@ -52,15 +52,14 @@ class Partition(TypedDict):
 
 
 class Judged(TypedDict, total=False):
-    """What `result.json` alone says of scores: by which metric, and of which kind, the method is judged. The values are
-    in the rounds."""
+    """The main metric and kind of score, which only `result.json` states. The values are in the rounds."""
 
     metric: str | None
     kind: str | None
 
 
 class Traits(TypedDict):
-    """Of a metric: whether more is better, and whether it is a share, 0..1."""
+    """A metric's traits: whether higher is better, and whether it is a share, 0..1."""
 
     higher: bool
     share: bool
@@ -89,11 +88,11 @@ class Result(TypedDict, total=False):
 
 
 Probed = Literal["information_x", "information_y", "linear_accuracy"]
-"""What is drawn of a `ProbePoint`."""
+"""The drawn fields of a `ProbePoint`."""
 
 
 class ProbePoint(TypedDict):
-    """What `fewbytes.analysis.probe` found after one unit; None where it could not be measured."""
+    """The results of `fewbytes.analysis.probe` after one unit; None if not measurable."""
 
     point: str
     units: int
@@ -104,14 +103,14 @@ class ProbePoint(TypedDict):
 
 
 class Probe(TypedDict):
-    """`probe.json`, as far as a report reads it: whose model was probed, and what was found where."""
+    """`probe.json`, as far as a report reads it: the probed model, and the results per point."""
 
     model: str
     points: list[ProbePoint]
 
 
 class Local(TypedDict):
-    """One client of `local.json`: how good its model is on its own training samples, and on the server's test set;
+    """One client of `local.json`: its model's accuracy on its own training samples, and on the server's test set;
     None without samples."""
 
     client: int
@@ -144,7 +143,7 @@ class Attack(TypedDict):
 
 
 class Inferred(TypedDict):
-    """How well one attack told members from others, of the run's model and of the overfitted control."""
+    """How well one attack distinguished members from others, for the run's model and the overfitted control."""
 
     attack: str
     auc: float
@@ -155,7 +154,7 @@ class Inferred(TypedDict):
 
 
 class Membership(TypedDict):
-    """`membership.json`, as far as a report reads it: whose members were to be told, how many, and how that went."""
+    """`membership.json`, as far as a report reads it: the attacked model, the number of members, the results."""
 
     model: str
     members: int
@@ -164,8 +163,8 @@ class Membership(TypedDict):
 
 
 class Poisoned(TypedDict):
-    """A run by a rule: its accuracy, None if it diverged, the share taken for a backdoor's target, and how many replies
-    of liars were left out."""
+    """A run with a rule: its accuracy (None: diverged), a backdoor's success rate, and the number of malicious replies
+    left out."""
 
     rule: str
     accuracy: float | None
@@ -175,7 +174,7 @@ class Poisoned(TypedDict):
 
 
 class Poison(TypedDict):
-    """`poison.json`, as far as a report reads it: the attack, the run without it and, with the mean first, with it."""
+    """`poison.json`, as far as a report reads it: the attack, the run without it, and the runs with it, the mean first."""
 
     poison: str
     liars: list[int]

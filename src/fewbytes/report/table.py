@@ -1,4 +1,4 @@
-"""The summary of some runs as a table for the terminal, and how its numbers are written."""
+"""The summary of runs as a table for the terminal, and the formats of its numbers."""
 
 from __future__ import annotations
 
@@ -50,11 +50,10 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 
 
 def summary_table(runs: Sequence[RunFolder], width: int = 100) -> Table:
-    """One row a run: final and best score of the method's own kind, final personalised and global score, megabytes
-    (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class would score.
-    Under it what the kinds mean, a line for every run that has further metrics or left clients out, for what its method
-    noted, one of simulated seconds and one of rounding. What a terminal of that `width` has no room for is left out:
-    seconds, then the best score, then those of the two kinds."""
+    """One row per run: final and best score of the run's main kind, final personalised and global score, megabytes (10^6
+    bytes) up and down over the whole run, seconds. The last row is the score of always guessing the majority class.
+    Below are the kinds' meanings, further metrics, simulated seconds, rounding, clients left out and the method's
+    notes. If `width` is too small, columns are dropped: seconds, then the best score, then those of the two kinds."""
     fits = (n for n in range(len(LEAST)) if _width(_table(runs, LEAST[:n], FOLDED)) <= width)
     table = _table(runs, LEAST[: next(fits, len(LEAST))])
     if lines := [
@@ -76,7 +75,7 @@ def _width(table: Table) -> int:
 
 
 def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> Table:
-    """The figures of runs, but for those that are `gone`; their `names` are folded to so many characters."""
+    """The figures of runs, without the columns `gone`; names are folded to `names` characters."""
     metrics = list(dict.fromkeys(run.metric for run in runs))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=FOLDED, max_width=names)
@@ -128,14 +127,14 @@ def _guesses(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def _meanings(runs: Sequence[RunFolder]) -> list[str]:
-    """A line for every kind of score in the table: what it is of."""
+    """A line for every kind of score in the table, with its meaning."""
     kinds = {run.kind for run in runs}
     kinds |= {kind for kind in ("personalised", "global") for run in runs if run.score(kind).final is not None}
     return [f"{kind}: {meaning}" for kind, meaning in KINDS.items() if kind in kinds]
 
 
 def _further(runs: Sequence[RunFolder]) -> list[str]:
-    """A line for every run that was scored by several metrics: what it reached by the others."""
+    """A line for every run with several metrics, with its scores by the others."""
     return [
         f"{run.label}, {run.kind}: "
         + ", ".join(f"{metric} {run.written(run.score(run.kind, metric).final, metric)}" for metric in run.metrics[1:])
@@ -145,9 +144,8 @@ def _further(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def badges(run: RunFolder) -> list[str]:
-    """What is to be known of a run beside its figures: the rule its server puts replies together by, where that is not
-    the mean; to what clients round what they send; what it promises of privacy, and has spent; how it ended, if it is
-    not done; what its budget did."""
+    """Properties of a run beside its figures: its aggregation rule, if not the mean; its rounding; its privacy budget,
+    and the spent part; its status, if not done; whether it exceeded its budget or was ended early."""
     by = {"budget": "by the budget", "stop_when": f"by {run.fact('stop_when')}"}.get(str(run.fact("ended_by")))
     ended = [f"ended at round {run.fact('rounds')}, {by}"] if by else []
     rule = [str(run.fact("aggregate"))] if run.fact("aggregate") else []
@@ -166,7 +164,7 @@ def _bits(count: str) -> str:
 
 
 def _turnovers(runs: Sequence[RunFolder]) -> list[str]:
-    """A line for every run whose first clients all left: what they had reached."""
+    """A line for every run whose first clients all left, with their last score."""
     lines = []
     for run in runs:
         before = (run.result or {}).get("score_before", {}).get(run.kind)
@@ -179,14 +177,14 @@ def _turnovers(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def _clocks(runs: Sequence[RunFolder]) -> list[str]:
-    """A line of how long the runs took by the simulated clock, of those that have one."""
+    """A line with the durations of runs that have a simulated clock."""
     took = [(run.label, seconds(run.rounds[-1]["simulated_seconds"])) for run in runs if run.timed]
     named = ", ".join(f"{label} {time} s" if len(runs) > 1 else f"{time} s" for label, time in took)
     return [f"by the simulated clock: {named}"] if took else []
 
 
 def _rounded(runs: Sequence[RunFolder]) -> list[str]:
-    """A line for each way of what the runs that round what travels made of it, by rounds.jsonl."""
+    """A line per direction with the runs' rounding, from rounds.jsonl."""
     lines: dict[str, list[str]] = {}
     for run in runs:
         measured, name = rounded(run.rounds), f"{run.label} " if len(runs) > 1 else ""
@@ -209,7 +207,7 @@ def majority_rows(runs: Sequence[RunFolder]) -> list[tuple[str, dict[str, float 
 
 
 def grouped_by(runs: Sequence[RunFolder], value: Callable[[RunFolder], T | None]) -> list[tuple[list[RunFolder], T]]:
-    """The runs grouped by an equal value, in order; those without one are left out."""
+    """The runs grouped by equal values, in order; runs without one are left out."""
     groups: list[tuple[list[RunFolder], T]] = []
     for run in runs:
         mine = value(run)
@@ -225,12 +223,12 @@ def grouped_by(runs: Sequence[RunFolder], value: Callable[[RunFolder], T | None]
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction 0..1 as percent with one decimal; a dash where there is none."""
+    """A fraction 0..1 as percent with one decimal; a dash for None."""
     return written(fraction, share=True)
 
 
 def megabytes(count: float | None) -> str:
-    """Bytes as megabytes (10^6) with three significant digits, all the digits before the point, and no unit."""
+    """Bytes as megabytes (10^6) with three significant digits, all digits before the point, and no unit."""
     if not count:
         return "—" if count is None else "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(count) / 1e6)))
@@ -238,7 +236,7 @@ def megabytes(count: float | None) -> str:
 
 
 def whole(count: float | None) -> str:
-    """A count with commas between its thousands; a dash where there is none."""
+    """A count with thousands separators; a dash for None."""
     return "—" if count is None else f"{count:,.0f}"
 
 
@@ -248,5 +246,5 @@ def seconds(count: float) -> str:
 
 
 def decibels(value: float | None) -> str:
-    """A PSNR as text; that of equal images is infinite."""
+    """A PSNR as text; it is infinite for equal images."""
     return "equal" if value is None or math.isinf(value) else f"{value:.1f} dB"

@@ -51,7 +51,9 @@ def check_clusters(problem: Problem, clusters: int, vectors: int, grouping: Grou
         needs(f"{grouping} clustering", "clusters", "sklearn" if grouping == "k-means" else "scipy")
     there = len(problem.clients_in(1))
     if clusters > there:
-        raise UserError(f"clusters is {clusters}, more than the {there} initial clients: set clusters={there} or less")
+        raise UserError(
+            f"clusters is {clusters}, more than the {there} clients at the start: set clusters={there} or less"
+        )
     features = math.prod(one_tensor(problem.sample).shape[1:]) if problem.sample is not None else vectors
     if clusters > 1 and vectors > features:
         raise UserError(f"vectors is {vectors}, more than the {features} features of a sample")

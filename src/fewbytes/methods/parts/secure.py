@@ -157,7 +157,7 @@ class SecureAggregation(Wrapper):
         """The inner method's state. Raises UserError if there are too few clients to hide one among."""
         if (cohort := self.inner.cohort(len(problem.clients))) < LEAST:
             raise UserError(
-                f"secure aggregation hides a client among others: it needs {LEAST} a round, and there are {cohort}"
+                f"secure aggregation hides a client among others: {LEAST} a round are needed, and there are {cohort}"
             )
         return self.inner.server(problem)
 
