@@ -193,7 +193,7 @@ columns = ["alpha 0.3"]
     assert "1 of the tables failed" in told.err.replace("\n", " ")
     assert "document: " in told.out
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/result.json")}
-    with pytest.raises(UserError, match="are one table's"):
+    with pytest.raises(UserError, match="belong to one table"):
         reproduce_all("small", tmp_path, rows=["FedAvg"])
 
 
@@ -535,7 +535,7 @@ def test_the_table_is_written_after_every_run(tmp_path: Path) -> None:
 def test_a_place_where_no_run_can_be_is_told_before_any_data_are_read(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file", "file/deeper"):
-        with pytest.raises(UserError, match="runs can be kept"):
+        with pytest.raises(UserError, match="runs can be stored"):
             reproduce("tiny/table-1", out=tmp_path / name)
 
 

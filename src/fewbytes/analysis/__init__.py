@@ -1,1 +1,1 @@
-"""What finished runs tell further: what a model knows at each depth, what an upload gives away."""
+"""Analyses of finished runs: what a model encodes at each layer, what uploads and models reveal."""

@@ -1,16 +1,16 @@
-"""Tells what a server could see of a client's images: gradient inversion (iDLG) of what a run's method uploads.
+"""Measures what a server could see of a client's images: gradient inversion (iDLG) of a method's uploads.
 
 Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020, as GENE-FL (arXiv 2504.14628, III-D and Eq. 13)
-uses it. The server knows a network's shared tensors and their gradients for one image of the client; the other tensors
-it draws at random. From noise x~ it descends to an image whose gradients match: L-BFGS on Eq. 13, summed over the
-shared tensors. The label follows from the classifier's bias. A high PSNR is a leak. The control is
-the first image by all gradients, without noise: where not even that is recognisable, a low PSNR says nothing.
+uses it. The server knows a network's shared tensors and their gradients for one image of the client; it draws the other
+tensors at random. From noise x~ it optimises an image until its gradients match: L-BFGS on Eq. 13, summed over the
+shared tensors. The classifier's bias reveals the label. A high PSNR is a leak. The control is the first image with all
+gradients, without noise: if it is not recognisable, a low PSNR means nothing.
 
-Worst cases for the client: batches are of one image; a label that the upload does not tell is given to the attacker;
-so are batch normalisation's statistics, which are used, not updated (evaluation mode).
+Worst-case assumptions for the client: batches have one image; the attacker gets a label that the upload does not
+reveal, and batch normalisation's statistics, which are used, not updated (evaluation mode).
 
-Choices beside the authors' code: float64; a line search (strong Wolfe conditions), without which a third of the starts
-on a LeNet and CIFAR-10 diverges; small gradients must match to a smaller loss; batch normalisation starts as usual.
+Differences from the authors' code: float64; a line search (strong Wolfe conditions), without which a third of the
+starts on a LeNet and CIFAR-10 diverges; a smaller loss for small gradients; usual initial batch normalisation.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from fewbytes.models.files import load_model
 from fewbytes.report.leaks import RECOGNISED, inversion_word
 from fewbytes.report.table import decibels, figures_table, percent
 
-MATCHED = 1e-6  # of Eq. 13: gradients that differ by less match
-WEIGHTS = 0.5  # a network that is not the run's has layers of weights and biases U(-0.5, 0.5), as in the authors' code
+MATCHED = 1e-6  # loss of Eq. 13 below which gradients match
+WEIGHTS = 0.5  # an untrained network's weights and biases are U(-0.5, 0.5), as in the authors' code
 HISTORY = 100  # of L-BFGS
 
 Progress = Callable[[int, int, str], None]
-"""Hears how it goes: (iterations done, iterations in all, text)."""
+"""Called with progress: (iterations done, total iterations, text)."""
 
 
 def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Attack training images of a client of a run; writes RUN/attack.json, which it returns, and RUN/attack.png.
 
-    `how.model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model
-    that the run saved: the client's own, else the global one. The run's method says which of its tensors are shared.
-    The same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
-    folder that is no run, data that are no images, too few images, and a method whose uploads are no gradients.
+    `how.model`: a name for `build_model`, with weights and biases U(-0.5, 0.5), or "run", the model that the run saved:
+    the client's own, else the global one. The run's method states which of its tensors are shared. The same seed, on as
+    many threads, gives the same files; an attack stopped early writes nothing. Raises UserError for a folder that is
+    not a run's, data without images, too few images, and a method whose uploads are not gradients.
     """
     how = how or Attacking()
     client = how.client
     experiment = experiment_of(run)
-    with only_allowed():  # what the run's config names
+    with only_allowed():  # imports only what is allowed
         method = experiment.build_method()
         task = find(experiment).task
     if client not in task.problem.clients:
@@ -131,7 +131,7 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
 
 
 def attack_table(result: dict[str, Any]) -> Table:
-    """What `attack` returns as a table for the terminal: a row an image."""
+    """The result of `attack` as a table for the terminal: a row per image."""
     mean, median = decibels(result["psnr_mean"]), decibels(result["psnr_median"])
     caption = f"mean {mean}, median {median}; {percent(result['recognised'])} of images reach {RECOGNISED:.0f} dB\n"
     caption += inversion_word(result["control"])
@@ -144,9 +144,9 @@ def attack_table(result: dict[str, Any]) -> Table:
 
 
 def gradients(model: nn.Module, x: Tensor, label: int, names: Sequence[str], create_graph: bool = False) -> State:
-    """Of the cross-entropy of one sample x (1, ...), with respect to the named parameters.
+    """Gradients of the cross-entropy of one sample x (1, ...) with respect to the named parameters.
 
-    `create_graph`: they can be derived again. The model is used in the mode it is in.
+    `create_graph`: they can be differentiated again. The model stays in its mode.
     """
     parameters = dict(model.named_parameters())
     loss = F.cross_entropy(model(x), torch.tensor([label], device=x.device))
@@ -172,7 +172,7 @@ def only(values: Mapping[str, Tensor], seen: Mapping[str, Tensor] | None) -> Sta
 
 
 def recovered_label(bias_gradient: Tensor) -> int:
-    """The label of the one image by the gradient (classes,) of the classifier's bias: its only negative entry (iDLG).
+    """The label of a single image from the classifier's bias gradient (classes,): its only negative entry (iDLG).
 
     That gradient is the softmax of the logits, minus one at the label.
     """
@@ -180,7 +180,7 @@ def recovered_label(bias_gradient: Tensor) -> int:
 
 
 def label_of(model: nn.Module, observed: Mapping[str, Tensor]) -> int | None:
-    """The label by the bias of the model's last Linear; None if that is not observed, or no negative entry of it."""
+    """The label from the bias gradient of the model's last Linear; None if it is not observed, or not negative."""
     biases = [f"{name}.bias" for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][-1:]
     recovered = biases and biases[0] in observed and bool((observed[biases[0]] < 0).any())
     return recovered_label(observed[biases[0]]) if recovered else None
@@ -214,13 +214,12 @@ def reconstruct(
     restarts: int = 1,
     seen: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, float]:
-    """An image (1, *shape) whose gradients match the observed ones, where they were `seen` (None: everywhere), float64,
-    not clamped, and its loss (Eq. 13).
+    """An image (1, *shape), float64, not clamped, whose gradients match the observed ones where `seen` (None: all), and
+    its loss (Eq. 13).
 
-    Starts from N(0, 1), drawn from torch's global CPU generator, for at most `iterations` of L-BFGS, of 20 steps each,
-    and again, `restarts` times, where the loss stays above 1e-6, be it in a local minimum or because it is not finite
-    any more; of all that were met the image with the least loss is taken. Small gradients, of squared norm s < 1, must
-    match to 1e-6 s. Parameters must be float64.
+    Starts from N(0, 1), drawn from torch's global CPU generator, with at most `iterations` of L-BFGS, 20 steps each.
+    Restarts up to `restarts` times while the loss is above 1e-6, in a local minimum or not finite. Returns the image
+    with the smallest loss. Small gradients, of squared norm s < 1, must match to 1e-6 s. Parameters must be float64.
     """
     device = next(model.parameters()).device
     scale = min(1.0, sum(float(value.square().sum()) for value in observed.values())) or 1.0
@@ -236,7 +235,7 @@ def reconstruct(
 
 
 def _descended(loss_of: Callable[[Tensor], Tensor], x: Tensor, iterations: int) -> tuple[Tensor, float]:
-    """L-BFGS from x: where the loss was least, and that loss (infinite if it was never finite)."""
+    """L-BFGS from x: the point with the smallest loss, and that loss (infinite if never finite)."""
     best, least = x.clone(), math.inf
     x = x.requires_grad_()
     optimiser = torch.optim.LBFGS([x], history_size=HISTORY, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
@@ -259,7 +258,7 @@ def _descended(loss_of: Callable[[Tensor], Tensor], x: Tensor, iterations: int) 
 
 
 def drawn(originals: Sequence[Tensor], reconstructions: Sequence[Tensor], values: Sequence[float]) -> bytes:
-    """A PNG file: originals (channels, height, width) in [0, 1], below each what was made of it and its PSNR in dB."""
+    """A PNG file: originals (channels, height, width) in [0, 1], each with its reconstruction and PSNR in dB below."""
     height, width = originals[0].shape[1:]
     zoom = max(1, -(-64 // height))  # tiles of at least 64 pixels
     wide, high, line, columns = zoom * width + 6, zoom * height + 6, 22, min(10, len(originals))
@@ -279,7 +278,7 @@ def drawn(originals: Sequence[Tensor], reconstructions: Sequence[Tensor], values
 
 
 def _networks(how: Attacking, task: Task, run: Path) -> tuple[nn.Module, nn.Module]:
-    """The client's network, and one like it with weights drawn otherwise; float64, in evaluation mode."""
+    """The client's network, and another with different random weights; float64, in evaluation mode."""
     client, seed = how.client, how.seed
     if how.model == "run":
         own = (run / "models" / f"client-{client}.safetensors").is_file()
@@ -291,7 +290,7 @@ def _networks(how: Attacking, task: Task, run: Path) -> tuple[nn.Module, nn.Modu
 
 
 def _untrained(model: str, task: Task, seed: int, whose: str) -> nn.Module:
-    """A model by name. Batch normalisation stays as it is made: drawn too, it would let no gradient reach the image."""
+    """A model by name with random weights. Batch normalisation keeps its own: others would block gradients."""
     with seeded(seed, "attack", whose):
         network = build_model(model, task.problem.sample_shape, len(task.data.classes))
         for layer in network.modules():

@@ -1,13 +1,13 @@
-"""Tells what a server could read of clients' images by a first layer that is made for it, in clear and in a sum.
+"""Measures what a server could read of clients' images with a manipulated first layer, in clear and in a sum.
 
 Fowl, Geiping, Czaja, Goldblum, Goldstein, "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with
-Modified Models", ICLR 2022. Every unit of the first Linear measures an image's brightness and is on above a threshold
-of its own, and all pass on alike. The changes of neighbouring units differ by the images between their thresholds
-alone: where there is one, the difference of the changes of weights over that of biases is the image.
+Modified Models", ICLR 2022. Every unit of the first Linear measures an image's brightness, is active above its own
+threshold, and has the same output weights. The changes of neighbouring units differ only by the images between their
+thresholds: for a single image, the difference of weight changes over that of bias changes is the image.
 
-The round is the run's own but for its first model. In clear the server has each client's update, in a sum, as secure
-aggregation leaves it, only all of them together. An image counts as rebuilt if it is met to 25 dB. The control is one
-step on all of a client's images at once, by a single client, for which the attack is made.
+The round is the run's own except for its first model. In clear the server has each client's update; in a sum, as with
+secure aggregation, only their total. An image counts as rebuilt at a PSNR of 25 dB. The control is one step of a single
+client on all its images at once, for which the attack is designed.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher
 
 Progress = Callable[[int, int, str], None]
-"""Hears how it goes: (rounds done, rounds in all, text)."""
+"""Called with progress: (rounds done, total rounds, text)."""
 
 
 class Quiet(Watcher):
-    """Hears of a round in which clients are left out by wish."""
+    """A watcher for rounds from which clients are excluded on purpose."""
 
     def note(self, text: str) -> None:
         """Nothing."""
@@ -58,12 +58,12 @@ class Quiet(Watcher):
 def imprint(run: Path, how: Imprinting | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Attack the training images of a run's clients; writes RUN/imprint.json, which it returns.
 
-    Raises UserError for a folder that is no run, data that are no images, a method without a global model, and a model
-    that does not begin with a Linear.
+    Raises UserError for a folder that is not a run's, data without images, a method without a global model, and a model
+    that does not start with a Linear.
     """
     how = how or Imprinting()
     experiment = experiment_of(run)
-    with only_allowed():  # what the run's config names
+    with only_allowed():  # imports only what is allowed
         method, task = experiment.build_method(), find(experiment).task
     plain = method.inner if isinstance(method, SecureAggregation) else method
     if len(task.problem.sample_shape) != 3:
@@ -93,7 +93,7 @@ def imprint(run: Path, how: Imprinting | None = None, progress: Progress = lambd
 
 
 def imprint_table(result: dict[str, Any]) -> Table:
-    """What `imprint` returns as a table for the terminal."""
+    """The result of `imprint` as a table for the terminal."""
     caption = (
         f"rebuilt to {RECOGNISED:.0f} dB; a unit of the first layer has turned by {result['first_layer_drift']:.3g} "
     )
@@ -112,12 +112,12 @@ def first_layer(model: nn.Module) -> tuple[str, str]:
     """The names of the weights of a model's first layer and of its next. Raises UserError unless both are Linear."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     if len(layers) < 2 or not all(isinstance(layer, nn.Linear) and layer.bias is not None for _, layer in layers[:2]):
-        raise UserError("this attack is on a model that begins with two Linears with biases, such as mlp")
+        raise UserError("this attack needs a model that starts with two Linear layers with biases, such as mlp")
     return f"{layers[0][0]}.", f"{layers[1][0]}."
 
 
 def imprinted_model(task: Task) -> tuple[State, Task]:
-    """A first model whose units measure the brightness of images, and the task that begins with it."""
+    """A first model whose units measure the brightness of images, and the task that starts with it."""
     model, state = task.problem.on_cpu().model(0), task.problem.first_state(0)
     one, two = first_layer(model)
     weights = state[f"{one}weight"]
@@ -132,7 +132,7 @@ def imprinted_model(task: Task) -> tuple[State, Task]:
 
 
 def changed(experiment: Experiment, method: Method, task: Task, first: State, clients: Sequence[Id]) -> State:
-    """By how much the global model changes in a round of these clients alone. Raises UserError if there is none."""
+    """The change of the global model in a round of only these clients. Raises UserError if there is no global model."""
     others = Excluded(i for i in task.problem.clients if i not in clients)
     policy = Policy(exclude=others, min_replies=1 / (10 * len(task.problem.clients)))
     settings = dataclasses.replace(
@@ -141,12 +141,12 @@ def changed(experiment: Experiment, method: Method, task: Task, first: State, cl
     )  # fmt: skip
     result = run_with(Run.of(method.changed(fraction=1.0), task, settings, policy))
     if result.global_model is None:
-        raise UserError(f"{method.method_name} has no global model, whose change could be read")
+        raise UserError(f"{method.method_name} has no global model to attack")
     return {name: value - first[name] for name, value in state_of(result.global_model).items()}
 
 
 def rebuilt(change: State, first: State, images: Tensor) -> int:
-    """How many of the images (n, …) neighbouring units' changes give back to RECOGNISED dB."""
+    """The number of images (n, …) that the changes of neighbouring units rebuild to RECOGNISED dB."""
     name = next(name for name, value in first.items() if value.ndim == 2).removesuffix("weight")
     weights, biases = change[f"{name}weight"].double(), change[f"{name}bias"].double()
     weights, biases = -(weights.diff(dim=0)), -(biases.diff(dim=0))

@@ -1,7 +1,7 @@
-"""Tells how good clients' local models are: on the samples each learnt from, and on the server's test set.
+"""Measures the accuracy of clients' local models on their own training samples, and on the server's test set.
 
-FuseFL (Tang et al., NeurIPS 2024), Table 6, where some clients' images carry a backdoor: they fit what is stamped on
-them as well as others fit their images, and know less of clean ones.
+FuseFL (Tang et al., NeurIPS 2024), Table 6, where some clients' images carry a backdoor: their models fit the stamps as
+well as others fit their images, and are worse on clean ones.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from fewbytes.report.records import Local
 def local_accuracies(run: Path) -> list[Local]:
     """The accuracy of every client's own model, or its member of an ensemble; writes and returns RUN/local.json.
 
-    Training samples are transformed once, as in training: those of a backdoored client carry their shapes. Raises
-    UserError for a folder that is no run or was made from Python, data without classes, and a client without a model
-    of its own.
+    Training samples are transformed once, as in training, so those of a backdoored client are stamped. Raises UserError
+    for a folder that is not a run's or was made from Python, data without classes, and a client without its own model.
     """
     experiment = experiment_of(run)
-    with only_allowed():  # what the run's config names
+    with only_allowed():  # imports only what is allowed
         task = find(experiment).task
         if task.data.learns != "classes":
-            raise UserError(f"local models are judged by the classes they know; here {task.data.learns} are learnt")
+            raise UserError(f"local models are scored by class; here {task.data.learns} are learnt")
         device, test = task.problem.device, task.data.test.load(task.problem.device)
         found: list[Local] = []
         for i in task.problem.clients:

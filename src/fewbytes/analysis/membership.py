@@ -1,18 +1,18 @@
-"""Tells whether a trained model gives away which samples it was trained on: membership inference.
+"""Measures whether a trained model reveals its training samples: membership inference.
 
-Two attacks on the model that a run saved, by what it makes of a sample of known label:
+Two attacks on the saved model of a run, from its outputs for a sample of known label:
 
 - loss threshold: Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning: Analyzing the Connection to
-  Overfitting", CSF 2018. The lower the loss, the likelier a member.
+  Overfitting", CSF 2018. The lower the loss, the more likely a member.
 - LiRA: Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership Inference Attacks From First Principles", IEEE S&P 2022,
-  online. Shadow models, each trained on a random half of the samples to be told apart, say how phi = log(p / (1 - p)),
-  p the probability of the label, is spread for a sample that was trained on and for one that was not: two normal
-  distributions, their variances over all samples together as there are few models. The score is their log ratio.
+  online. Shadow models, each trained on a random half of the candidate samples, give the distribution of
+  phi = log(p / (1 - p)), p the probability of the label, for samples in and outside the training data: two normal
+  distributions, with variances pooled over samples as there are few models. The score is their log ratio.
 
-Worst case for the clients: shadow models also learn from all other members, as if the attacker knew them. They are
-trained by the method's own local training for as many epochs as the run, under noise where the run promises it to
-samples, centrally, where clients' models would be put together. The control is a model like the run's that is
-overfitted to a few samples, attacked the same way: an attack that does not tell its members is void.
+Worst case for the clients: shadow models also learn from all other members, as if the attacker knew them. They train
+centrally, with the method's local training, for as many epochs as the run, and with its noise if the run promises
+sample-level privacy. The control is a similar model, overfitted to a few samples and attacked the same way: an attack
+that does not recognise its members is void.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from fewbytes.report.leaks import CONTROL_AUC, membership_words
 from fewbytes.report.records import Membership
 from fewbytes.report.table import figures_table, percent
 
-FALSE_ALARMS = 0.01  # the rate at which members found are counted
-FEWEST = 100  # members, and others, of which a rate of 1 % can be told
+FALSE_ALARMS = 0.01  # the false-positive rate at which recognised members are counted
+FEWEST = 100  # minimum number of members, and of others, to measure a rate of 1 %
 CONTROL_SAMPLES = 50
 OVERFITTING = Local(epochs=60, lr=2e-3, batch=20, optimiser="adam")
 
 Progress = Callable[[int, int, str], None]
-"""Hears how it goes: (shadow models done, models in all, text)."""
+"""Called with progress: (shadow models done, total models, text)."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples x (n, …) and labels y (n,), of which the first 2 `half` are to be told apart: members before others.
+    """Samples x (n, …) and labels y (n,), whose first 2 `half` are the candidates: members before others.
 
-    `learn` trains a new model on rows of it (m,), with weights and order drawn by a name.
+    `learn` trains a new model on rows (m,) of the pool; a name seeds weights and order.
     """
 
     x: Tensor
@@ -70,7 +70,7 @@ class Pool:
     learn: Callable[[Tensor, Tensor, str], nn.Module]
 
     def confidences(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Of the samples to be told apart minus the loss and phi, float64 (2 half,)."""
+        """Minus the loss, and phi, of the candidates, float64 (2 half,)."""
         logits = outputs(model, self.x[: 2 * self.half]).double()
         labels = self.y[: 2 * self.half, None]
         right = logits.gather(1, labels)[:, 0]
@@ -79,23 +79,25 @@ class Pool:
 
 
 def membership(run: Path, how: Inferring | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Tell training samples of a run's model from others; writes and returns RUN/membership.json.
+    """Distinguish training samples of a run's model from others; writes and returns RUN/membership.json.
 
-    The model is the global one, whose members are all clients' training samples, or, where a client is named or the run
-    saved no global one, a client's own with its samples. Others are as many of the server's test samples, or all
-    clients', of the same classes. The same seed, on as many threads, gives the same file; stopped early, nothing is
-    written. Raises UserError for a folder that is no run or has no such model, data without classes, and a method
+    The model is the global one, with all clients' training samples as members. If a client is named, or the run saved
+    no global model, it is the client's own, with its samples. The others are as many test samples of the server, or of
+    all clients, of the same classes. The same seed, on as many threads, gives the same file; an attack stopped early writes
+    nothing. Raises UserError for a folder that is not a run's or has no such model, data without classes, and a method
     without local training.
     """
     how = how or Inferring()
     experiment = experiment_of(run)
-    with only_allowed():  # what the run's config names
+    with only_allowed():  # imports only what is allowed
         method = experiment.build_method()
         task = method.adapted(find(experiment).task)
         if task.data.learns != "classes":
-            raise UserError(f"members are told by the loss of their class, and here {task.data.learns} are learnt")
+            raise UserError(
+                f"members are recognised by the loss of their class, and here {task.data.learns} are learnt"
+            )
         if not isinstance(getattr(method, "local", None), Local):
-            raise UserError(f"{experiment.method} has no local training by which shadow models could be trained")
+            raise UserError(f"{experiment.method} has no local training to train shadow models with")
         own = how.client is not None or not (run / "models" / "global.safetensors").is_file()
         client = how.client or 0
         if client not in task.problem.clients:
@@ -129,7 +131,7 @@ def membership(run: Path, how: Inferring | None = None, progress: Progress = lam
 
 
 def membership_table(result: dict[str, Any]) -> Table:
-    """What `membership` returns as a table for the terminal: a row an attack."""
+    """The result of `membership` as a table for the terminal: a row per attack."""
     caption = "\n".join(membership_words(cast(Membership, result)))
     table = figures_table(caption, ["attack"], ["AUC", "TPR at 1 % FPR", "control's AUC", "control's TPR"])
     for row in result["attacks"]:
@@ -139,7 +141,7 @@ def membership_table(result: dict[str, Any]) -> Table:
 
 
 def pools(method: Method, task: Task, client: Id, parts: list[Split], rounds: int, how: Inferring) -> tuple[Pool, Pool]:
-    """What is attacked, members from the parts, and the control, of a few samples of it. Raises UserError."""
+    """The attacked pool, with members from `parts`, and the control's, with a few of its samples. Raises UserError."""
     problem, local = task.problem, method.local  # type: ignore[attr-defined]
     tests = [task.data.test] if len(task.data.test) else [each.test for each in task.data.clients]
     (x, y), (other_x, other_y) = (_loaded(splits, problem.device) for splits in (parts, tests))
@@ -147,7 +149,7 @@ def pools(method: Method, task: Task, client: Id, parts: list[Split], rounds: in
     chosen, others = matched(y.cpu(), other_y.cpu(), how.samples, rng)
     half = len(chosen)
     if half < FEWEST:
-        raise UserError(f"{half} members and others are too few to be told apart: at least {FEWEST} of each")
+        raise UserError(f"{half} members and others are too few: the attack needs at least {FEWEST} of each")
     left = torch.ones(len(y), dtype=torch.bool)
     left[chosen] = False
     rest = left.nonzero()[:, 0]
@@ -174,8 +176,8 @@ def pools(method: Method, task: Task, client: Id, parts: list[Split], rounds: in
 
 
 def matched(mine: Tensor, theirs: Tensor, most: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Rows of labels (m,) and of others (n,), pairs of the same class, at most `most`: where classes are split
-    unevenly they tell whose a sample is, not whether it was trained on."""
+    """At most `most` pairs of rows, of labels `mine` (m,) and `theirs` (n,), of the same class: with unequal classes,
+    an attack could recognise the class instead of the membership."""
     pairs: list[tuple[int, int]] = []
     for label in mine.unique():
         a, b = (rng.permutation((labels == label).nonzero()[:, 0].numpy()) for labels in (mine, theirs))
@@ -185,7 +187,7 @@ def matched(mine: Tensor, theirs: Tensor, most: int, rng: np.random.Generator) -
 
 
 def attack_figures(pool: Pool, victim: nn.Module, how: Inferring, progress: Progress, done: int) -> dict[str, Any]:
-    """By attack its figures: `auc`, and `tpr` at FALSE_ALARMS. `done`: models that were trained before."""
+    """The figures by attack: `auc`, and `tpr` at FALSE_ALARMS. `done`: number of models trained before."""
     loss, phi = pool.confidences(victim)
     n = 2 * pool.half
     turns = torch.from_numpy(stream(how.seed, "membership", "halves").random((how.shadows, n))).argsort(0).argsort(0)
@@ -202,9 +204,9 @@ def attack_figures(pool: Pool, victim: nn.Module, how: Inferring, progress: Prog
 
 
 def lira(phi: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
-    """The log likelihood ratio (n,), up to a constant, of phi (n,) having come from a model that was trained on it.
+    """The log likelihood ratio (n,), up to a constant, that phi (n,) is from a model trained on the sample.
 
-    `shadows`: phi of every shadow model (models, n), and which of them were trained on a sample, bool (models, n).
+    `shadows`: phi of every shadow model (models, n); `inside`: whether it was trained on a sample, bool (models, n).
     """
     score = torch.zeros_like(phi)
     for sign, them in ((1, inside), (-1, ~inside)):
@@ -216,8 +218,8 @@ def lira(phi: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
 
 
 def auc(score: Tensor, half: int) -> float:
-    """The area under the ROC curve of scores (n,), the first `half` members': how often one of them scores above one
-    of the others, ties by half."""
+    """The area under the ROC curve of scores (n,), the first `half` being members: the probability that a member scores
+    above another sample; ties count half."""
     members, others = score[:half].contiguous(), score[half:].sort().values
     below, upto = (torch.searchsorted(others, members, right=right).double() for right in (False, True))
     return float((below + upto).mean() / (2 * len(others)))
@@ -233,5 +235,5 @@ def _loaded(splits: list[Split], device: str) -> tuple[Tensor, Tensor]:
     """All samples of some splits together."""
     loaded = [split.load(device) for split in splits if len(split)]
     if not loaded:
-        raise UserError("the run has no test samples, to which members could be compared")
+        raise UserError("the run has no test samples to compare members with")
     return ready(torch.cat([x for x, _ in loaded])), torch.cat([y for _, y in loaded])

@@ -1,10 +1,9 @@
 """Repeats a run with malicious clients, with the mean and with other aggregation rules.
 
 Malicious clients multiply their update by a factor (`scale`), also reversed (`flip`), send a random one of the same
-norm (`noise`), or
-learn from wrong labels (`labels`) or a trigger, after Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How To Backdoor
-Federated Learning", AISTATS 2020 (`backdoor`): half of their images have a bright square in the corner and are called
-the target, and the update is multiplied so that, by the mean, the model becomes theirs (model replacement).
+norm (`noise`), or learn from wrong labels (`labels`) or a trigger, after Bagdasaryan, Veit, Hua, Estrin, Shmatikov,
+"How To Backdoor Federated Learning", AISTATS 2020 (`backdoor`): half of their images have a bright square in the corner
+and the target's label, and the update is scaled so that their model replaces the mean (model replacement).
 
 The run is repeated with malicious clients, with the mean (the control) and with other rules. If the control's attack
 fails, the result is void: the attack is too weak to test a rule.
@@ -51,17 +50,17 @@ from fewbytes.wire.schema import schema_of
 from fewbytes.wire.value import entries_of
 
 FACTOR = 100.0
-MODEL = "theta"  # how replies call a model's values
+MODEL = "theta"  # the field of replies with a model's values
 
 Progress = Callable[[int, int, str], None]
-"""Hears how it goes: (rounds done, rounds in all, text)."""
+"""Called with progress: (rounds done, total rounds, text)."""
 
 
 def with_malicious(method: Method, clients: Collection[Id], how: Poisoning) -> Method:
-    """The method, of which these clients lie in every reply that holds a model.
+    """The method with malicious clients, which falsify every reply with a model: a `theta` that is Dense or Masked.
 
-    That is one whose `theta` is Dense or Masked; the update starts from the entries of that name that the client was
-    sent, others from 0. Raises UserError for a method without such replies.
+    An update is relative to the received entries of the same name; others start from 0. Raises UserError for a method
+    without such replies.
     """
     cls = type(method)
     handlers = {name: _malicious(function, clients, how) for name, function in _handlers(cls).items()}
@@ -73,7 +72,7 @@ def with_malicious(method: Method, clients: Collection[Id], how: Poisoning) -> M
 
 
 def _handlers(cls: type[Method]) -> dict[str, Callable[..., Any]]:
-    """The class's handlers whose replies hold a model, by name."""
+    """The class's handlers whose replies have a model, by name."""
     found: dict[str, Callable[..., Any]] = {}
     for each in handlers_of(cls):
         fields = schema_of(each.reply).fields if each.reply else ()
@@ -100,7 +99,7 @@ def _malicious(function: Callable[..., Any], clients: Collection[Id], how: Poiso
 
 
 def _poisoned_value(value: Dense | Masked, sent: Mapping[str, Tensor], how: Poisoning, factor: float) -> Dense | Masked:
-    """What a liar replies in place of a value; counters stay as they are."""
+    """A malicious client's replacement for a value; counters stay unchanged."""
     honest = value.dense()
     start = {name: sent.get(name, torch.zeros(())).double() for name, v in honest.items() if v.is_floating_point()}
     update = {name: honest[name].double() - at for name, at in start.items()}
@@ -118,8 +117,8 @@ def _norm(state: Mapping[str, Tensor]) -> float:
 
 
 def poisoned(split: Split, how: Poisoning, classes: int) -> Split:
-    """A malicious client's samples, as many as before: with every label the next class, or every second image with the
-    trigger and called the target."""
+    """A malicious client's samples, in equal number: with every label moved to the next class, or with the trigger and
+    the target's label on every second image."""
     x, y = split.load()
     if how.poison == "labels":
         return Split(x, (y + 1) % classes, None, split.transform)
@@ -146,22 +145,22 @@ class _Rounds(Watcher):
         self.progress(min(self.done + row["round"], self.steps), self.steps, self.text)
 
     def note(self, text: str) -> None:
-        """That numbers are not finite is what was asked for."""
+        """Ignore notes: values that are not finite are expected here."""
 
 
 def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Repeat a run with malicious clients, by the mean and `how.aggregate`'s rules; writes and returns RUN/poison.json.
 
-    A row's accuracy is the global model's on the server's test set or, for a method judged by clients' own models, the
-    mean of the honest clients' on theirs; None where the run diverged. `success`: the share of the same samples, but
-    the target's own, that are taken for the target once they have the trigger; `refused`: number of malicious replies
-    that the run left out, as with any rule (--max-norm, --strikes). The same seed gives the same file; stopped early,
-    nothing is written. Raises UserError for a folder that is no run, or has no models; data without
-    classes or, for a backdoor, images; a method whose replies cannot be poisoned, or that does not take a rule.
+    A row's accuracy is the global model's on the server's test set or, for a method scored by clients' own models, the
+    honest clients' mean on their own; None if the run diverged. `success`: the share of these samples, except the
+    target's own, that are classified as the target with the trigger. `refused`: the number of malicious replies that
+    the run refused, as with any rule (--max-norm, --strikes). The same seed gives the same file; an attack stopped
+    early writes nothing. Raises UserError for a folder that is not a run's or has no models; data without classes or,
+    for a backdoor, images; a method whose replies cannot be poisoned, or that does not take a rule.
     """
     how = how or Poisoning()
     experiment = experiment_of(run)
-    with only_allowed():  # what the run's config names
+    with only_allowed():  # imports only what is allowed
         found = find(experiment)
         method, task = experiment.build_method(), found.task
         clients, shape = len(task.problem.clients), task.data.test.shape
@@ -175,14 +174,12 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
             raise UserError(f"there is no class {how.target}: the run has {len(task.data.classes)}")
         number = max(1, round(how.share * clients))
         if number >= clients:
-            raise UserError(f"{number} of {clients} clients would be malicious: leave an honest one (share)")
+            raise UserError(f"{number} of {clients} clients would be malicious: lower share, so that one is honest")
         malicious_clients = sorted(stream(how.seed, "poison", "liars").choice(clients, number, replace=False).tolist())
         malicious = with_malicious(method, malicious_clients, how)
         rules = [Rule(), *how.aggregate]
         if experiment.run.dp is not None and len(rules) > 1:
-            raise UserError(
-                "the run takes a noisy mean (dp), in place of which no rule can stand: leave --aggregate out"
-            )
+            raise UserError("the run uses a noisy mean (dp), which no rule can replace: leave --aggregate out")
         for rule in rules:
             rule.check(method.method_name, method.promises.aggregates, clients)
         honest = [i for i in task.problem.clients if i not in malicious_clients]
@@ -210,7 +207,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
 
 
 def poison_table(result: dict[str, Any]) -> Table:
-    """What `poison` returns as a table for the terminal: a row a run."""
+    """The result of `poison` as a table for the terminal: a row per run."""
     caption = "\n".join(poison_words(cast(Poison, result)))
     backdoor = result["poison"] == "backdoor"
     figures = ["accuracy", *(["attack success"] if backdoor else []), "uplink, MB"]
@@ -226,7 +223,7 @@ def poison_table(result: dict[str, Any]) -> Table:
 def _repeated(
     malicious: Method, found: Found, rule: Rule, watcher: Watcher, honest: list[Id], how: Poisoning
 ) -> dict[str, Any]:
-    """The run once more, with malicious clients and a rule."""
+    """Repeat the run with malicious clients and a rule."""
     task, experiment = found.task, found.experiment
     settings = dataclasses.replace(
         experiment.run, engine="local", aggregate=rule, budget=None, stop_when=None, keep_frames=False,
@@ -234,7 +231,7 @@ def _repeated(
     )  # fmt: skip
     try:
         result = run_with(Run.of(malicious, task, settings, experiment.policy))
-    except TooFewReplies:  # nobody's numbers are finite any more
+    except TooFewReplies:  # no client's values are finite any more
         return {"accuracy": None, "success": None, "uplink_bytes": None, "refused": 0}
     refused = sum(each["client"] not in honest for row in result.rounds for each in row.get("left_out", ()))
     sent = {"uplink_bytes": result.summary["uplink_bytes"], "refused": refused}
@@ -242,7 +239,7 @@ def _repeated(
 
 
 def figures(run: Path, method: Method, task: Task, honest: list[Id], how: Poisoning) -> dict[str, float | None]:
-    """Accuracy and, of a backdoor, success, of the models in a folder; None where their outputs are not finite."""
+    """Accuracy and, for a backdoor, success of the models in a folder; None if their outputs are not finite."""
     judged: list[tuple[nn.Module, Split]] = []
     if method.promises.headline != "global" and (run / "models" / f"client-{honest[0]}.safetensors").is_file():
         judged += [(load_model(run, i), task.data.clients[i].test) for i in honest]

@@ -1,16 +1,16 @@
-"""Tells what a trained network's features still hold: probes for mutual information and linear separability.
+"""Measures what a trained network's features encode: probes for mutual information and linear separability.
 
-FuseFL (Tang et al., NeurIPS 2024), its figures of mutual information and of linear separability. The network is frozen,
-in eval mode; at every point H of it three networks are trained on H alone, and measured on the test set:
+Source: the figures of FuseFL (Tang et al., NeurIPS 2024). The network is frozen, in eval mode. At every point three
+networks are trained on its features H alone, and measured on the test set:
 
-- I(H;X) = H(X) - R, proxy: a decoder makes the image from H, R is its mean binary cross-entropy. H(X) is a constant
-  nobody knows, so what is reported is -R.
+- I(H;X) = H(X) - R, proxy: a decoder predicts the image from H, R is its mean binary cross-entropy. H(X) is an
+  unknown constant, so -R is reported.
 - I(H;Y) = ln C - CE, proxy: CE is the cross-entropy of an auxiliary network for the label, C the number of classes.
 - Linear separability: the accuracy of one linear layer on the flattened H.
 
-The auxiliary network is, as in the authors' code (their text says a linear layer), a fresh copy of the layers after H,
-fed with H enlarged to the image's size; with H as it is where those layers take no other size or H is no image. For a
-fused network H is the mean over branches, and the fresh layers are those of its first client's model.
+The auxiliary network is, as in the authors' code (their text describes a linear layer), a newly initialised copy of the
+layers after H. Its input is H enlarged to the image's size, or H itself if those layers take no other size or H is not
+an image. For a fused network H is the mean over branches, and the new layers are those of its first client's model.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from fewbytes.report.table import percent
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
 HIDDEN = 12  # channels inside the decoder
-PAPER_BLOCKS = 8  # the paper probes where a model is cut into so many blocks
+PAPER_BLOCKS = 8  # the paper probes between this many blocks
 
 Module = TypeVar("Module", bound=nn.Module)
 Progress = Callable[[int, int, str], None]
-"""Hears how it goes: (batches done, batches in all, text)."""
+"""Called with progress: (batches done, total batches, text)."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Point:
     name: str
     units: int
     shape: tuple[int, ...]  # of one sample's features
-    place: int  # in what `activations` gives
+    place: int  # index in the output of `activations`
 
 
 class Probes(nn.Module):
-    """The three networks of one point. `rest` is what the auxiliary network is; `sample` is a sample's shape."""
+    """The three networks of one point. `rest` is the auxiliary network; `sample` is a sample's shape."""
 
     def __init__(self, shape: tuple[int, ...], sample: tuple[int, ...], rest: nn.Module, classes: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Probes(nn.Module):
         self.linear = nn.Linear(math.prod(shape), classes)
 
     def forward(self, h: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Features (n, …) to logits of the image's values (n, channels, height, width), or None, and of the label."""
+        """From features (n, …): logits of the image (n, channels, height, width), or None, and of the label."""
         large = h if self.size is None else enlarged(h, self.size)
         image = None if self.decoder is None else self.decoder(large)
         return image, self.auxiliary(large if self.enlarges else h)
@@ -94,14 +94,14 @@ def probe(
     run: Path, client: int | None = None, points: Sequence[str] = (), how: Probing | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Probe the global model of a finished run, or a client's own, be it a member of an ensemble; writes and returns
+    """Probe the global model of a finished run, or a client's own (or ensemble member); writes and returns
     RUN/probe.json.
 
     Probes are trained on all clients' training samples together, without random transforms, and measured on the
-    server's test set, on the run's device. `points` names the units after which to probe (see `points_of`); `how`: how
-    probes are trained, by default as in the paper; `progress` hears of the batches. The same seed, on as many threads,
-    gives the same file; stopped early, nothing is written. Raises UserError for a folder that is no run or was made
-    from Python, and if there is no such model or it cannot be cut.
+    server's test set, on the run's device. `points` names the units after which to probe (see `points_of`). `how`: the
+    probes' training, by default as in the paper. `progress` is called for batches. The same seed, on as many threads,
+    gives the same file; a probe stopped early writes nothing. Raises UserError for a folder that is not a run's or was
+    made from Python, and if there is no such model or it cannot be cut.
     """
     how = how or Probing()
     experiment = experiment_of(run)
@@ -109,8 +109,8 @@ def probe(
     if isinstance(model, LogitMean):
         raise UserError(f"{run} keeps an ensemble, which is probed one member at a time: name a client (--client I)")
     if not isinstance(model, FusedNetwork):
-        units_of(model)  # before the data are read: it refuses what cannot be cut
-    with only_allowed():  # what the run's config names
+        units_of(model)  # before reading the data, refuse models that cannot be cut
+    with only_allowed():  # imports only what is allowed
         task = find(experiment).task
     first = int(next(iter(model.recipe["takes"][0]))) if isinstance(model, FusedNetwork) else client or 0
     chosen, skipped = points_of(model, task.problem.model(first), task.data.test.shape, points)
@@ -137,7 +137,7 @@ def probe(
 
 
 def probe_table(result: dict[str, Any]) -> Table:
-    """What `probe` returns as a table for the terminal: a row a point."""
+    """The result of `probe` as a table for the terminal: a row per point."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("after", overflow="fold", min_width=10)
     for name in ("shape", "I(H;X) - H(X)\nnats a value", "I(H;Y)\nnats", "auxiliary\nnetwork", "linear\nlayer"):
@@ -152,12 +152,12 @@ def probe_table(result: dict[str, Any]) -> Table:
 def points_of(
     model: nn.Module, architecture: nn.Module, sample: tuple[int, ...], wanted: Sequence[str] = ()
 ) -> tuple[list[Point], list[str]]:
-    """The points to probe in order, and the names of those left out because a fused network's branches differ there.
+    """The points to probe, in order, and the names of those left out because a fused network's branches differ there.
 
-    A model is probed after the units `wanted`; else where its defaults cut it into 8 blocks, as the paper does; else
-    after every unit, but for a last one that only pools or flattens. A fused network is probed where its blocks end,
-    after the units of `architecture`, a client's model; for other networks `architecture` is the model. Raises
-    UserError for a point that is not there, or if none is left.
+    A model is probed after the units `wanted`; else at its default cuts into 8 blocks, as in the paper; else after
+    every unit, except a last one that only pools or flattens. A fused network is probed at the ends of its blocks,
+    named by the units of `architecture`, a client's model; for other networks `architecture` is the model. Raises
+    UserError for an unknown point, or if none is left.
     """
     units, given, mine = units_of(architecture), _shapes(architecture, sample), _shapes(model, sample)
     names, ends = list(units), list(range(len(units)))
@@ -166,7 +166,7 @@ def points_of(
         blocks = cut(architecture, model.recipe["blocks"], model.recipe["after"])
         ends, defaults = [end - 1 for end in accumulate(len(block.units) for block in blocks)], names
     elif not defaults:
-        before = given[-2:][0]  # the last's own, where it is the only one
+        before = given[-2:][0]  # the last unit's own, if it is the only one
         only_shapes = given[-1] != before and not list(units[names[-1]].parameters())
         defaults = names[:-1] if only_shapes else names
     there = [Point(names[end], end + 1, given[end][0], place) for place, end in enumerate(ends)]
@@ -181,7 +181,7 @@ def points_of(
 
 
 def activations(model: nn.Module, x: Tensor) -> list[list[Tensor]]:
-    """What a network gives after every unit, or after every fused block: [place][branch], (n, …)."""
+    """A network's features after every unit, or after every fused block: [place][branch], (n, …)."""
     if isinstance(model, FusedNetwork):
         return model.activations(x)
     found = []
@@ -199,9 +199,9 @@ def features(model: nn.Module, points: Sequence[Point], x: Tensor) -> list[Tenso
 
 
 def make_decoder(channels: int, image: int) -> nn.Sequential:
-    """From features of so many channels, enlarged to the image's size, to the logits of its values: 3x3 convolutions.
+    """3x3 convolutions from features with `channels` channels, enlarged to the image's size, to logits of its values.
 
-    The sigmoid that ends it in the paper is in the loss, where it loses no precision.
+    The paper's final sigmoid is part of the loss, which is more precise.
     """
     return nn.Sequential(
         nn.Conv2d(channels, HIDDEN, 3, padding=1),
@@ -212,7 +212,7 @@ def make_decoder(channels: int, image: int) -> nn.Sequential:
 
 
 def enlarged(h: Tensor, size: Sequence[int]) -> Tensor:
-    """Features (n, c, height, width) at another height and width: bilinear, corners aligned."""
+    """Features (n, c, height, width) resized to another height and width: bilinear, corners aligned."""
     if list(h.shape[2:]) == list(size):
         return h
     return F.interpolate(h, list(size), mode="bilinear", align_corners=True)
@@ -224,12 +224,12 @@ def reconstruction_loss(logits: Tensor, image: Tensor) -> Tensor:
 
 
 def rest_of(model: nn.Module, units: int) -> nn.Sequential:
-    """A model's layers after so many units, the classifier included."""
+    """A model's layers after its first `units` units, the classifier included."""
     return nn.Sequential(*list(units_of(model).values())[units:], head_of(model))
 
 
 def pooled(splits: Sequence[Split], how: Probing, device: str) -> tuple[Tensor, Tensor]:
-    """The samples of all splits (n, …) and their labels (n,), or as many of them as `how` says, in their order."""
+    """The samples of all splits (n, …) and their labels (n,), in order, up to the number that `how` sets."""
     starts = np.cumsum([0, *map(len, splits)])
     rows = np.arange(starts[-1])
     if how.samples is not None and how.samples < len(rows):
@@ -251,13 +251,13 @@ def probed(
     how: Probing,
     progress: Progress = lambda *_: None,
 ) -> list[dict[str, Any]]:
-    """Train probes of a frozen model at all points on (x, y) and measure them on other samples: a row a point.
+    """Train probes of a frozen model at all points on (x, y) and measure them on other samples: a row per point.
 
-    `fresh` makes a new model of the architecture whose layers the auxiliary networks are. A row: `point`, `units` and
+    `fresh` builds a new model of the architecture, whose layers are the auxiliary networks. A row: `point`, `units` and
     `shape` as in `Point`; `information_x` (-R in nats a value; None without a decoder), `information_y` (ln C - CE in
-    nats) and `auxiliary_accuracy`, `linear_accuracy`; `auxiliary_enlarged`: whether it saw enlarged features. What is
-    not finite is None. A point's figures do not depend on which others are probed, unless layers drop out.
-    `progress` hears of every batch.
+    nats) and `auxiliary_accuracy`, `linear_accuracy`; `auxiliary_enlarged`: whether its input was enlarged. Values that
+    are not finite are None. A point's figures do not depend on the other points, unless the model has dropout.
+    `progress` is called for every batch.
     """
     x, y = train
     device = str(x.device)
@@ -311,7 +311,7 @@ def _train(
 
 
 def descend(parameters: Sequence[Tensor], momenta: Sequence[Tensor], lr: float) -> None:
-    """One step of SGD with Nesterov's momentum and weight decay, in place; takes the gradients away."""
+    """One step of SGD with Nesterov's momentum and weight decay, in place; removes the gradients."""
     moved = [(p, v, p.grad) for p, v in zip(parameters, momenta, strict=True) if p.grad is not None]
     values, velocity, gradients = (list(row) for row in zip(*moved, strict=True))
     with torch.no_grad():
@@ -357,7 +357,7 @@ def _measure(
 
 
 def _shapes(model: nn.Module, sample: tuple[int, ...]) -> list[list[tuple[int, ...]]]:
-    """What `activations` gives for one sample, without the batch dimension."""
+    """The shapes of `activations` for one sample, without the batch dimension."""
     device = next(iter(model.parameters())).device
     with torch.no_grad():
         found = activations(model.eval(), torch.zeros(1, *sample, device=device))
@@ -365,18 +365,18 @@ def _shapes(model: nn.Module, sample: tuple[int, ...]) -> list[list[tuple[int, .
 
 
 def _takes(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether a module takes samples of a shape: one dry run."""
+    """Whether a module accepts samples of a shape, by a dry run."""
     try:
         with torch.no_grad():
             module.eval()(torch.zeros(1, *shape))
-    except RuntimeError:  # a linear layer behind a flattening takes one size only
+    except RuntimeError:  # a linear layer after a flattening accepts only one size
         return False
     return True
 
 
 def _placed(module: Module, device: str) -> Module:
-    """The module on the device and prepared, nothing done in place: several networks read one H."""
-    part: Any  # torch types what modules hold as tensors and modules
+    """The module on the device, prepared, without in-place operations, as several networks read one H."""
+    part: Any  # torch types attributes of modules as tensors and modules
     for part in module.modules():
         if getattr(part, "inplace", False):
             part.inplace = False

@@ -186,7 +186,7 @@ class FuseFL(Method):
 
     def parts_like(self, state: FusedBlocks, problem: Problem) -> Callable[[Id, Trained], None]:
         """A check for `Network.call`: the next block's part must match the client's model and have an adaptor for
-        all earlier blocks, neither beyond GROWTH; statistics of fused blocks only if requested."""
+        all earlier blocks, neither beyond GROWTH; statistics of fused blocks if requested."""
         known: dict[Any, Trained] = {}  # by architecture
 
         def check(client: Id, reply: Trained) -> None:
@@ -205,7 +205,7 @@ class FuseFL(Method):
         return check
 
     def untrained(self, state: FusedBlocks, problem: Problem, client: Id) -> Trained:
-        """A reply with a client's shapes but other values; its first block takes [] if the samples' shape is unknown."""
+        """A reply with a client's shapes but other values; its first block takes [] if sample shapes are unknown."""
         model = problem.model(client)
         blocks, classifier, k = cut(model, self.blocks, self.after), classifier_of(model), len(state.fused)
         with untouched():

@@ -142,8 +142,8 @@ class RunFolder:
         return [(row, value) for row, value in found if value is not None and math.isfinite(value)]
 
     def score(self, kind: str | None, metric: str | None = None) -> Score:
-        """The last and the best value of one kind of a metric (default: the run's) over the rounds with that kind; if all
-        first clients left, over the rounds after that."""
+        """The last and the best value of one kind of a metric (default: the run's); if all first clients left,
+        only over the rounds after that."""
         since = (self.result or {}).get("turnover", 1)
         curve = [point for point in self.curve(kind, metric) if point[0]["round"] >= since]
         if not curve:

@@ -143,7 +143,7 @@ class Attack(TypedDict):
 
 
 class Inferred(TypedDict):
-    """How well one attack distinguished members from others, for the run's model and the overfitted control."""
+    """How well one attack distinguished members from others, for the run's model and the control."""
 
     attack: str
     auc: float
@@ -174,7 +174,7 @@ class Poisoned(TypedDict):
 
 
 class Poison(TypedDict):
-    """`poison.json`, as far as a report reads it: the attack, the run without it, and the runs with it, the mean first."""
+    """`poison.json`, as far as a report reads it: the attack, the run without it, the runs with it (mean first)."""
 
     poison: str
     liars: list[int]

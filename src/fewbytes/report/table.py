@@ -50,8 +50,8 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 
 
 def summary_table(runs: Sequence[RunFolder], width: int = 100) -> Table:
-    """One row per run: final and best score of the run's main kind, final personalised and global score, megabytes (10^6
-    bytes) up and down over the whole run, seconds. The last row is the score of always guessing the majority class.
+    """One row per run: final and best score of the run's main kind, final personalised and global score, megabytes
+    (10^6 bytes) up and down over the whole run, seconds. The last row is the score of guessing the majority class.
     Below are the kinds' meanings, further metrics, simulated seconds, rounding, clients left out and the method's
     notes. If `width` is too small, columns are dropped: seconds, then the best score, then those of the two kinds."""
     fits = (n for n in range(len(LEAST)) if _width(_table(runs, LEAST[:n], FOLDED)) <= width)

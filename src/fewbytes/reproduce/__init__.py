@@ -1,4 +1,4 @@
-"""Papers' tables, run cell by cell beside the papers' figures: what `fewbytes reproduce` knows."""
+"""Reproductions of papers' tables, cell by cell, with the papers' figures beside: `fewbytes reproduce`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ TABLES: dict[str, Path] = {
         _FOLDER.glob("*/*.toml"), key=lambda path: (path.parent, path.stem.partition("-")[0], len(path.stem), path.stem)
     )
 }
-"""The tables' files by name."""
+"""The files of tables by name."""
 NOT_HERE: dict[str, str] = msgspec.toml.decode((_FOLDER / "not-here.toml").read_bytes(), type=dict[str, str])
-"""Why a table or figure of a paper is not among them."""
+"""Tables and figures of papers that are not reproduced, with reasons."""
 
 __all__ = [
     "NOT_HERE", "TABLES", "Reproduction", "Scale", "Table", "read_table", "reproduce", "reproduce_all", "scale_of",
@@ -50,17 +50,17 @@ def reproduce(
     tell: Callable[[str], None] = lambda text: None,
     **what: Any,
 ) -> Reproduction:
-    """Run what is not yet done of a table of TABLES, or of some of its rows, columns and seeds, and write the table.
+    """Run the unfinished cells of a table in TABLES, or of some rows, columns and seeds, and write the table.
 
-    `what`: fields of `fewbytes.experiments.groups.Reproducing`. Rows and columns are names or patterns: CIFAR-10* is
-    all columns that begin so.
+    `what`: fields of `fewbytes.experiments.groups.Reproducing`. Rows and columns are names or patterns: CIFAR-10*
+    matches a prefix.
 
-    Runs lie below `out`/<system>-<scale>/, and so do <table>.md, .json and .html with all that was ever run of it,
-    which are written after every run and whatever happens: the same call resumes. `until`: stop each run after that
-    round for now. `parameters`: METHOD.KEY for one method's own fields, KEY for all that have it; such runs and their
-    table have other names. Cells whose data cannot be had are left out, and said to be, and so are damaged runs that
-    were not asked for. `workers` and `device` are those of every run; `tell` hears lines of text on how it goes. Raises
-    UserError for names there are not and damaged runs, and what `fewbytes.run` raises.
+    `out`/<system>-<scale>/ holds the runs, and <table>.md, .json and .html with all runs so far, written after every
+    run, even after an error: the same call resumes. `until`: pause each run after that round. `parameters`:
+    METHOD.KEY for one method's fields, KEY for all that have it; such runs and their table have other names. Cells with
+    unavailable data, and damaged runs that were not requested, are left out, and the table lists them. `workers` and
+    `device` are those of every run; `tell` is called with lines of progress. Raises UserError for unknown names and
+    damaged runs, and errors of `fewbytes.run`.
     """
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{suggestion(name, TABLES)}; there are {', '.join(TABLES)}")
@@ -83,7 +83,7 @@ def reproduce(
         raise UserError("; ".join(sorted(lacking)) or "no cell of the table has these rows and columns")
     for why in sorted(lacking):
         tell(f"left out: {why}")
-    tried = set[str]().union(*map(data_of, chosen))  # of other data there is only what was run before
+    tried = set[str]().union(*map(data_of, chosen))  # cells with other data only have earlier runs
     begun = {cell.run: [s for s in table.seeds if folder_of(cell, s, folder).exists()] for cell in cells}
     there = [cell for cell in cells if data_of(cell) <= tried or begun[cell.run]]
     table = dataclasses.replace(table, cells=[c for c in cells if c in there or not missing.keys() & data_of(c)])
@@ -121,14 +121,15 @@ def reproduce_all(
     tell: Callable[[str], None] = lambda text: None,
     **what: Any,
 ) -> tuple[Path, list[str]]:
-    """Run what is not yet done of every table, and write `out`/<scale>.md after each: the papers' claims with what came
-    of them, and all tables. Returns its path, and why tables failed, which keep none of the others from being run.
+    """Run the unfinished cells of every table, and write `out`/<scale>.md after each: the papers' claims with verdicts,
+    and all tables. Returns its path, and the errors of failed tables; the others still run.
 
-    `what`: as in `reproduce`, but no rows, columns or parameters, which are one table's. Raises UserError for those.
+    `what`: as in `reproduce`, without rows, columns and parameters, which belong to one table. Raises UserError for
+    those.
     """
     how = Reproducing.of(what)
     if how.rows or how.columns or how.parameters:
-        raise UserError("rows, columns and parameters are one table's: name it, or leave them out")
+        raise UserError("rows, columns and parameters belong to one table: name it, or leave them out")
     known, path = scale_of(scale), out / f"{scale}.md"
     written, failed = dict[str, Reproduction](), dict[str, FewbytesError]()
     for number, name in enumerate(TABLES, 1):
@@ -153,10 +154,10 @@ def scale_of(name: str) -> Scale:
 
 
 def _check_place(folder: Path) -> None:
-    """Raise UserError if no run can be kept there."""
+    """Raises UserError if runs cannot be stored there."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"no runs can be kept in {folder}: {there} is no folder, or not yours to write in")
+        raise UserError(f"no runs can be stored in {folder}: {there} is not a folder, or not writable")
 
 
 def _chosen(what: str, asked: Sequence[str] | None, there: Sequence[str]) -> Sequence[str]:
@@ -173,7 +174,7 @@ def _seeds(asked: Sequence[str | int]) -> list[int]:
 
 
 def _with(cells: Sequence[Cell], given: Mapping[str, str]) -> list[Cell]:
-    """The cells with the parameters given; those that a cell has anyway change nothing. Raises UserError."""
+    """The cells with the given parameters; values that a cell has already change nothing. Raises UserError."""
     methods = {cell.settings["method"] for cell in cells}
     for key in given:
         name, dot, field = key.rpartition(".")

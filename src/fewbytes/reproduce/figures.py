@@ -1,4 +1,4 @@
-"""What a cell can show of a run: each kind is a class here, named by `show` in a table's file."""
+"""The figures that a cell can show of a run: each kind is a class, named by `show` in a table's file."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ MB = 2**20  # bytes, as papers count
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="show"):
-    """A figure in its table's unit. `curve`: the kind of accuracy whose curve the report draws; None: none."""
+    """A figure in its table's unit. `curve`: the kind of accuracy whose curve the report draws (None: no curve)."""
 
-    chance: ClassVar[bool] = True  # whether it depends much on the seed: sizes do not
+    chance: ClassVar[bool] = True  # whether it depends on the seed; sizes do not
 
     curve: str | None = None
 
     @abstractmethod
     def __call__(self, run: RunFolder) -> float | None:
-        """The figure of a run; None where the run has not come so far."""
+        """The figure of a run; None if the run has not got that far."""
 
     def measure(self, run: Path, tell: Callable[[str], None]) -> None:
-        """Leave in the folder of a finished run what the figure needs besides what the run wrote, if it is not there;
-        `tell` hears of it. Most need nothing."""
+        """Add missing files that the figure needs to the folder of a finished run; `tell` is called with progress. Most
+        figures need none."""
 
 
 class Best(Figure, frozen=True, tag="best"):
-    """The best accuracy of one kind over the rounds, in per cent: what most papers report.
+    """The best accuracy of one kind over the rounds, in per cent, as most papers report.
 
-    `pooled`: of all clients' samples together, not the mean over clients.
+    `pooled`: over all clients' samples together, not the mean over clients.
     """
 
     accuracy: str
@@ -66,7 +66,7 @@ class Final(Figure, frozen=True, tag="final"):
 
 
 class Mean(Figure, frozen=True, tag="mean"):
-    """The mean accuracy of one kind over the `first` or the `last` rounds before newcomers came, or with them, in per
+    """The mean accuracy of one kind over the `first` or the `last` rounds, before newcomers joined or after, in per
     cent."""
 
     accuracy: str
@@ -87,11 +87,11 @@ class Mean(Figure, frozen=True, tag="mean"):
 
 
 class Traffic(Figure, frozen=True, tag="traffic"):
-    """What a client moved on average in each of the rounds first..last, or all clients together.
+    """The mean traffic per round first..last of a client, or of all clients together.
 
-    `count`: as the papers do, 4 bytes a value and 1 bit a mask entry, or the values alone, in MB of 2^20 bytes; or as
-    sent, in MB of 10^6 (`unit`: in so many bytes instead). `late`: by so many rounds downloads come after the round
-    they belong to; one after the last round counts as one round's more. `summed`: over the rounds, not their mean.
+    `count`: as in papers, 4 bytes per value and 1 bit per mask entry, or only values, in MB of 2^20 bytes; or as sent,
+    in MB of 10^6 bytes (`unit`: other bytes per unit). `late`: number of rounds by which downloads follow their own round;
+    a download after the last round counts as one more round. `summed`: the sum over rounds, not the mean.
     """
 
     chance: ClassVar[bool] = False
@@ -105,7 +105,7 @@ class Traffic(Figure, frozen=True, tag="traffic"):
     unit: float | None = None
 
     def __call__(self, run: RunFolder) -> float | None:
-        """None before the first of those rounds, or if nobody took part in them."""
+        """None before the first of those rounds, or if no client took part in them."""
         key = f"{self.way}_bytes" if self.count == "sent" else f"{self.way}_{self.count}_bytes"
         phases, late = (("round", "finish"), self.late) if self.way == "downlink" else (("round",), 0)
         first, last = self.first + late, math.inf if self.last is None else self.last + late
@@ -119,14 +119,14 @@ class Traffic(Figure, frozen=True, tag="traffic"):
 
 
 class Total(Figure, frozen=True, tag="total"):
-    """What all clients moved over the whole run, in MB of 2^20 bytes by the papers' count, or of 10^6 as sent."""
+    """The traffic of all clients over the whole run, in MB of 2^20 bytes as papers count, or of 10^6 as sent."""
 
     chance: ClassVar[bool] = False
     way: Direction
     count: Literal["nominal", "sent"] = "nominal"
 
     def __call__(self, run: RunFolder) -> float | None:
-        """None if a run of an older version did not count as papers do."""
+        """None if a run of an older version has no nominal count."""
         if self.count == "sent":
             return run.total_bytes(self.way) / 1e6
         total = run.nominal_bytes(self.way)
@@ -134,7 +134,7 @@ class Total(Figure, frozen=True, tag="total"):
 
 
 class Stored(Figure, frozen=True, tag="stored"):
-    """The size of the run's global model in MB of 2^20 bytes, four bytes a number; with its buffers or without."""
+    """The size of the run's global model in MB of 2^20 bytes, four bytes per number, with or without buffers."""
 
     chance: ClassVar[bool] = False
     buffers: bool = True
@@ -151,7 +151,7 @@ class Stored(Figure, frozen=True, tag="stored"):
 
 
 class Locals(Figure, frozen=True, tag="local"):
-    """The accuracy of one client's own model, or its member of an ensemble, in per cent: of the samples it learnt from
+    """The accuracy of one client's own model, or its member of an ensemble, in per cent, on its training samples
     (`own`) or the server's test set (`test`). The run must have saved its models."""
 
     client: int
@@ -163,17 +163,17 @@ class Locals(Figure, frozen=True, tag="local"):
         return None if found is None else _percent(found[self.samples])
 
     def measure(self, run: Path, tell: Callable[[str], None]) -> None:
-        """Of all clients."""
+        """Measures the models of all clients."""
         if not (run / "local.json").exists():
             tell(f"measuring the local models of {run}")
             local_accuracies(run)
 
 
 class Probes(Figure, frozen=True, tag="probe"):
-    """What a probe after the unit `point` of a network tells, in hundredths: of a nat, or of the samples (`what`).
+    """The result of a probe after the unit `point` of a network, in hundredths of a nat, or of the samples (`what`).
 
-    The network is the run's global one or, of an ensemble, that of `client`, and the run must have saved it. `points`:
-    all that are probed in this network; `epochs`, `linear_epochs`, `samples`: as in `fewbytes probe`.
+    The network is the run's global one or, for an ensemble, that of `client`; the run must have saved it. `points`: all
+    points probed in this network; `epochs`, `linear_epochs`, `samples`: as in `fewbytes probe`.
     """
 
     point: str
@@ -185,13 +185,13 @@ class Probes(Figure, frozen=True, tag="probe"):
     client: int | None = None
 
     def __call__(self, run: RunFolder) -> float | None:
-        """None before it was measured, and where it could not be."""
+        """None if it was not measured yet, or cannot be."""
         points = [] if run.probe is None else run.probe["points"]
         found = next((each for each in points if each["point"] == self.point), None)
         return None if found is None else _percent(found[self.what])
 
     def measure(self, run: Path, tell: Callable[[str], None]) -> None:
-        """At all `points`, also where somebody probed otherwise."""
+        """Measures all `points`, also if the run has a probe with other settings."""
         file = run / "probe.json"
         there = json.loads(file.read_bytes()) if file.exists() else {"points": []}
         wanted = {
@@ -206,7 +206,7 @@ class Probes(Figure, frozen=True, tag="probe"):
 
 
 def make_figure(fields: dict[str, Any]) -> Figure:
-    """The figure a table's file describes. Raises msgspec.ValidationError."""
+    """The figure that a table's file describes. Raises msgspec.ValidationError."""
     figure: Figure = msgspec.convert(fields, Best | Final | Mean | Traffic | Total | Stored | Locals | Probes)
     return figure
 

@@ -1,4 +1,4 @@
-"""A cell's runs as they are now, and the figure that they come to."""
+"""The current runs of a cell, and the resulting figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fewbytes.reproduce.running import folder_of, read_cell
 
 @dataclass(frozen=True)
 class CellRuns:
-    """A cell and its runs, those that have begun, by seed; it is to have as many as its table has `seeds`."""
+    """A cell and its started runs by seed; when complete, there is one per seed of the table (`seeds`)."""
 
     cell: Cell
     runs: dict[int, RunFolder]
@@ -24,25 +24,25 @@ class CellRuns:
 
     @property
     def values(self) -> dict[int, float]:
-        """The cell's figure of every run that has come so far."""
+        """The cell's figure by seed, for runs that have it."""
         figures = {seed: self.cell.figure(run) for seed, run in self.runs.items()}
         return {seed: figure for seed, figure in figures.items() if figure is not None}
 
     @property
     def counted(self) -> dict[int, float]:
-        """The figures that count: those of runs that are done or, where none is, of all that have begun."""
+        """The counted figures: those of finished runs or, if there are none, of all started ones."""
         done = {seed: value for seed, value in self.values.items() if seed not in self.unfinished}
         return done or self.values
 
     @property
     def ours(self) -> Printed | None:
-        """Mean and, of several seeds, standard deviation (n - 1)."""
+        """The mean and, for several seeds, the standard deviation (n - 1)."""
         values = list(self.counted.values())
         return Printed(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
 
     @property
     def unfinished(self) -> dict[int, int]:
-        """The rounds that runs not yet done have behind them, by seed."""
+        """The number of finished rounds of unfinished runs, by seed."""
         return {
             seed: sum(row["phase"] == "round" for row in run.rounds)
             for seed, run in self.runs.items()
@@ -51,12 +51,12 @@ class CellRuns:
 
     @property
     def done(self) -> bool:
-        """Whether the runs that count are done, and as many as there are to be."""
+        """Whether the counted runs are finished and complete."""
         return not self.counted.keys() & self.unfinished.keys() and len(self.counted) >= self.seeds
 
     @property
     def theirs(self) -> str:
-        """The paper's in words, and how far ours is from it; nothing where it has none."""
+        """The paper's figure as text, with the difference of ours; empty if it has none."""
         if self.cell.printed is None:
             return ""
         away = "" if self.ours is None else f", {self.ours.mean - self.cell.printed.mean:+.2f}"
@@ -64,7 +64,7 @@ class CellRuns:
 
 
 def find(cells: Sequence[Cell], seeds: Sequence[int], wanted: int, out: Path) -> tuple[list[CellRuns], list[str]]:
-    """The runs of some cells as they are now, of `wanted` each is to have, and why damaged ones are not among them."""
+    """The current runs of some cells, each with `wanted` seeds when complete, and the errors of damaged runs."""
     read: dict[Path, RunFolder] = {}
     damaged = []
     for folder in sorted({folder_of(cell, seed, out) for cell in cells for seed in seeds}):
@@ -80,5 +80,5 @@ def find(cells: Sequence[Cell], seeds: Sequence[int], wanted: int, out: Path) ->
 
 
 def figure(value: Printed) -> str:
-    """A mean with its deviation."""
+    """A mean and its standard deviation as text."""
     return f"{value.mean:.2f}" + (f" ± {value.deviation:.2f}" if value.deviation is not None else "")

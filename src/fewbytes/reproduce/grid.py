@@ -1,4 +1,4 @@
-"""A paper's table as a grid: what each cell runs, what it shows of the run, what the paper prints there."""
+"""A paper's table as a grid: each cell's run, the figure that it shows, and the paper's figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Scale = Literal["small", "paper"]
 
 @dataclass(frozen=True)
 class Printed:
-    """What the paper prints: a mean and, where it gives one, a standard deviation."""
+    """A figure in the paper: a mean and, if given, a standard deviation."""
 
     mean: float
     deviation: float | None = None
@@ -26,25 +26,25 @@ class Printed:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run for each seed. Cells with equal settings share their runs, also among tables."""
+    """One run for each seed. Cells with equal settings share runs, also across tables."""
 
     row: str
     column: str
-    settings: Mapping[str, Any]  # of an Experiment: all it needs, with a model, but for its seed
+    settings: Mapping[str, Any]  # complete settings of an Experiment, with a model, except the seed
     figure: Figure
     printed: Printed | None = None
 
     @property
     def run(self) -> str:
-        """The name of its runs: the method, the data set, and a digest of all settings."""
+        """The name of its runs: method, dataset, and a digest of all settings."""
         text = json.dumps(dict(self.settings), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{short_name(self.settings['method'])}-{self.settings['dataset']}-{digest}"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a paper claims of rows: in each column that fits, every figure of the rows `above` is at least `times` each
-    of those `below`. `why`: what is known of the reason where it is not seen."""
+    """A paper's claim on rows: in each matching column, every figure of the rows `above` is at least `times` every one
+    of the rows `below`. `why`: the known reason if it is not confirmed."""
 
     text: str
     above: tuple[str, ...]
@@ -57,7 +57,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @dataclass(frozen=True)
 class Table:
-    """Cells, row by row, and what to say of them."""
+    """Cells, row by row, with title, unit, notes and claims."""
 
     title: str
     unit: str  # of its figures, like "accuracy, %"
@@ -78,6 +78,6 @@ class Table:
 
 
 def printed(text: str) -> list[Printed | None]:
-    """Figures as a paper prints them, "95.65±1.19 88.52 -", a dash where there is none. Raises ValueError."""
+    """Figures in a paper's format, "95.65±1.19 88.52 -"; a dash means none. Raises ValueError."""
     pairs = [word.partition("±") for word in text.split()]
     return [None if mean == "-" else Printed(float(mean), float(sd) if sd else None) for mean, _, sd in pairs]

@@ -1,4 +1,4 @@
-"""All tables of a scale in one document: each claim of the papers with what came of it, then every table."""
+"""All tables of a scale in one document: the papers' claims with verdicts, then every table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fewbytes.reproduce.verdict import Judged
 
 
 def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping[str, str]) -> str:
-    """Markdown. `not_here`: why a table or figure of a paper is not among them."""
+    """The document in Markdown. `not_here`: tables and figures that are left out, with reasons."""
     lines = [
         f"# The papers' claims and tables, {scale} scale",
         "",
@@ -32,7 +32,7 @@ def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping
 
 
 def _lasted(tables: Iterable[Reproduction]) -> str:
-    """How many runs the tables have, each counted once, and how long these took, by the clock."""
+    """The number of distinct runs of the tables, and their total duration."""
     runs = {run.path: run for reproduction in tables for each in reproduction.found for run in each.runs.values()}
     minutes = sum((run.result or {}).get("seconds", 0.0) for run in runs.values()) / 60
     return f"{len(runs)} runs, {minutes:.0f} minutes one after another."
@@ -50,7 +50,7 @@ def _row(name: str, scale: Scale, reproduction: Reproduction, claim: Judged) -> 
 
 
 def _figures(cells: Iterable[tuple[Cell, str]]) -> str:
-    """Column by column, what stands in each row."""
+    """The figures of each column, row by row."""
     columns: dict[str, list[str]] = {}
     for cell, text in cells:
         columns.setdefault(cell.column, []).append(f"{cell.row} {text}")

@@ -1,14 +1,14 @@
-"""Reads a table's file, tables/<system>/<table>.toml: rows, columns, and rules of what their cells run and show.
+"""Reads a table's file, tables/<system>/<table>.toml: rows, columns, and rules for the cells' runs and figures.
 
-A table of one's own begins as a copy of such a file. `rows` and `columns` are names; neither has a comma, as they are
-chosen by lists with commas. A rule holds for the cells whose row and column fit its `rows` and `columns` (patterns such
-as "CIFAR-10 *"), whose method is one of its `methods`, at its `scale`; where it names none, for all. It gives settings
-of a run, as config.toml does, with the method's own in `parameters`, and what the cell shows in `figure`: a kind of
-`figures`, named by `show`, with its fields. Of two rules the later wins; `parameters` and `figure` are added to what
-there is, but a `figure` with `show` starts afresh. `like` names a table beside it whose rules come first. `[[printed]]`
-holds the paper's figures, a line for a row, in the order of the columns at the paper's scale. `[[claims]]` are what
-the paper says of them, as `grid.Claim` has it. `unit` and `seeds` may differ by scale; rows, columns and notes of one
-scale alone are `{ paper = "…" }`.
+To add a table, start from a copy of such a file. `rows` and `columns` are names without commas, as they are selected by
+comma-separated lists. A rule applies to cells whose row and column match its `rows` and `columns` (patterns such as
+"CIFAR-10 *"), whose method is one of its `methods`, at its `scale`; a missing condition matches all. It sets a run's
+settings, as in config.toml, with the method's in `parameters`, and the cell's `figure`: a kind of `figures`, named by
+`show`, with its fields. Later rules override earlier ones; `parameters` and `figure` are merged, but a `figure` with
+`show` replaces earlier ones. `like` names a table in the same folder whose rules come first. `[[printed]]` holds the
+paper's figures, a line per row, in the order of the columns at the paper's scale. `[[claims]]` are the paper's claims
+(`grid.Claim`). `unit` and `seeds` may differ by scale; rows, columns and notes of only one scale are
+`{ paper = "…" }`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ NEEDED = ("method", "dataset", "model")  # settings of every cell
 
 
 class ByScale(msgspec.Struct, Generic[T], frozen=True, forbid_unknown_fields=True):
-    """What differs by scale."""
+    """A value that differs by scale."""
 
     small: T
     paper: T
 
 
 class Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the paper prints, row by row, of the columns that fit."""
+    """The paper's figures, row by row, for the matching columns."""
 
     rows: dict[str, str]
     columns: tuple[str, ...] = ("*",)
@@ -47,7 +47,7 @@ class Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table's file as it stands."""
+    """The contents of a table's file."""
 
     title: str
     unit: str | ByScale[str]
@@ -62,7 +62,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What holds for the cells that fit."""
+    """Settings and figure for the matching cells."""
 
     settings: dict[str, Any]
     rows: tuple[str, ...] = ("*",)
@@ -74,7 +74,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_table(path: Path, scale: Scale) -> Table:
-    """The table of a file at a scale. Raises UserError, in one line, for what cannot be."""
+    """The table of a file at a scale. Raises UserError, in one line, for an invalid file."""
     with _naming(path):
         file = _read(path)
         rules = _rules(file)
@@ -100,7 +100,7 @@ def read_table(path: Path, scale: Scale) -> Table:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors become a UserError of one line that names the file."""
+    """Convert errors to a UserError of one line that names the file."""
     try:
         yield
     except OSError as error:
@@ -114,11 +114,11 @@ def _read(path: Path) -> File:
 
 
 def _first_rules(path: Path) -> list[Rule]:
-    """The rules of a table that another is like."""
+    """The rules of the table that `like` names."""
     with _naming(path):
         file = _read(path)
         if file.like is not None:
-            raise UserError(f"it is itself like {file.like}: name that one")
+            raise UserError(f"it is itself like {file.like}: name that table")
         return _rules(file)
 
 
@@ -159,7 +159,7 @@ def _cell(rules: Sequence[Rule], row: str, column: str, scale: Scale, theirs: Pr
             figure = rule.figure if "show" in rule.figure else figure | rule.figure
     for key in NEEDED:
         if key not in settings:
-            raise UserError(f"no rule says the {key} of {row}, {column}")
+            raise UserError(f"no rule sets the {key} of {row}, {column}")
     try:
         return Cell(row, column, {**settings, "parameters": parameters}, make_figure(figure), theirs)
     except msgspec.ValidationError as error:
@@ -200,11 +200,11 @@ def _of(value: T | ByScale[T], scale: Scale) -> T:
 
 
 def _either(texts: Sequence[str | dict[Scale, str]]) -> list[str]:
-    """Those of both scales."""
+    """The texts of both scales."""
     return [*_here(texts, "small"), *_here(texts, "paper")]
 
 
 def _here(texts: Iterable[str | dict[Scale, str]], scale: Scale) -> list[str]:
-    """Those that the scale has."""
+    """The texts of one scale."""
     each = (text if isinstance(text, str) else text.get(scale) for text in texts)
     return [text for text in each if text is not None]

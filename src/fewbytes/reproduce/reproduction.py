@@ -1,4 +1,4 @@
-"""What came of a table: ours beside the paper's, in the terminal, as Markdown, as JSON and as a page."""
+"""A reproduced table, ours beside the paper's: for the terminal, as Markdown, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fewbytes.reproduce.verdict import Judged, judged, order
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table with what was found for its cells, and what is to be known of it; `path` is without suffix."""
+    """A table with its cells' runs and notes; `path` has no suffix."""
 
     of: Table
     found: Sequence[CellRuns]
-    seeds: int  # how many each cell is to have
+    seeds: int  # per cell, when complete
     notes: Sequence[str]
     path: Path
-    chosen_rows: Sequence[str]  # what was asked for, and is printed
+    chosen_rows: Sequence[str]  # requested, to be printed
     chosen_columns: Sequence[str]
 
     @property
@@ -45,15 +45,15 @@ class Reproduction:
 
     @property
     def printed(self) -> bool:
-        """Whether the paper prints any figure here."""
+        """Whether the paper has any figure for this table."""
         return any(f.cell.printed for f in self.found)
 
     def at(self, row: str, column: str) -> CellRuns | None:
-        """What was found for the cell of that row and column; None if the table has none there."""
+        """The runs of the cell of that row and column; None if the table has no such cell."""
         return next((f for f in self.found if (f.cell.row, f.cell.column) == (row, column)), None)
 
     def text(self, found: CellRuns) -> str:
-        """Ours in words, with what it lacks; "-" where nothing is measured yet."""
+        """Our figure as text, with what is missing; "-" if nothing is measured yet."""
         begun = found.runs.keys() if found.ours is None else found.counted.keys()
         lacking = [f"{len(begun)} of {self.seeds} seeds"] if 0 < len(begun) < self.seeds else []
         if rounds := sorted({found.unfinished[seed] for seed in begun & found.unfinished.keys()}):
@@ -63,33 +63,33 @@ class Reproduction:
 
     @property
     def verdicts(self) -> list[str]:
-        """Whether the paper's order is seen, and what came of each of its claims, a sentence each."""
+        """A sentence on the paper's order, and one per claim."""
         seen = order(self.every)
         sentences = [seen.sentence(self.seeds)] if seen else []
         if not self.printed and not self.of.claims:
-            sentences = ["The paper prints no figures of these cells, so that there is no order to compare."]
+            sentences = ["The paper prints no figures of these cells, so there is no order to compare."]
         return [*sentences, *(each.sentence for each in self.judged)]
 
     @property
     def every(self) -> list[CellRuns]:
-        """What was found, and the cells that nobody asked for yet."""
+        """All cells: with runs, and not requested so far."""
         there = {(f.cell.row, f.cell.column) for f in self.found}
         others = [cell for cell in self.of.cells if (cell.row, cell.column) not in there]
         return [*self.found, *(CellRuns(cell, {}) for cell in others)]
 
     @property
     def judged(self) -> list[Judged]:
-        """What came of each claim."""
+        """The verdict on each claim."""
         return [judged(claim, self.every) for claim in self.of.claims]
 
     @property
     def heading(self) -> str:
-        """What the table for the terminal is of."""
+        """The heading of the table for the terminal."""
         below = "; below ours the paper's, and the difference from ours" if self.printed else ""
         return f"{self.of.title}: {self.of.unit}{below}"
 
     def table(self) -> rich.table.Table:
-        """For the terminal: of what was asked for ours, and below it the paper's in every cell."""
+        """The table for the terminal: in each requested cell ours, and below it the paper's."""
         table = rich.table.Table()
         table.add_column("")
         columns = [column for column in self.columns if column in self.chosen_columns]
@@ -105,7 +105,7 @@ class Reproduction:
         return Text.assemble(self.text(found), (f"\n{found.theirs}" if self.printed else "", "dim"))
 
     def markdown(self) -> str:
-        """The table with what is to be known of it, the paper's figures in brackets."""
+        """The table and its notes in Markdown, the paper's figures in brackets."""
         brackets = "; the paper's in brackets, and the difference from ours" if self.printed else ""
         lines = [f"# {self.of.title}", "", f"{self.of.unit[0].upper()}{self.of.unit[1:]}{brackets}.", ""]
         lines += [f"| | {' | '.join(self.columns)} |", f"| --- |{' --- |' * len(self.columns)}"]
@@ -117,7 +117,7 @@ class Reproduction:
         return "\n".join([*lines, "", *verdicts, *(f"- {note}" for note in self.notes)]) + "\n"
 
     def chosen(self) -> list[CellRuns]:
-        """The cells that were asked for."""
+        """The requested cells."""
         return [f for f in self.found if f.cell.row in self.chosen_rows and f.cell.column in self.chosen_columns]
 
     def as_json(self, found: Sequence[CellRuns] | None = None) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class CellText:
-    """A cell in the page: ours and the paper's, in words."""
+    """A cell on the page: ours and the paper's, as text."""
 
     ours: str
     theirs: str
@@ -154,7 +154,7 @@ class CellText:
 
 @dataclass(frozen=True)
 class Curves:
-    """The chart `name` of a column's runs: the rows it has lines of, by the index that gives them their colour."""
+    """The chart `name` of a column's runs: its rows, by the index of their colour."""
 
     name: str
     column: str
@@ -162,7 +162,7 @@ class Curves:
 
 
 def page(reproduction: Reproduction) -> str:
-    """One self-contained page: the table, for each column the curves of its rows, and what methods showed."""
+    """One self-contained page: the table, the curves of each column's rows, and the methods' pictures."""
     charts: Charts = {}
     rows: dict[str, list[CellText | None]] = {}
     for row in reproduction.rows:
@@ -207,7 +207,7 @@ _AXES: Layout = {
 
 
 def _curves(index: int, found: CellRuns) -> list[Trace]:
-    """The mean over seeds by round and, of several, the band from the least to the greatest."""
+    """The mean over seeds by round and, for several seeds, the band from minimum to maximum."""
     curves: dict[int, list[float]] = {}
     for run in found.runs.values():
         for row, value in run.curve(found.cell.figure.curve):

@@ -22,7 +22,7 @@ from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.reproduce.grid import Cell
 
 NOT_COMPARED = ("workers", "device")
-"""Settings that may differ from those a cell was begun with: no figure depends on them but for rounding."""
+"""Settings that may change when a cell resumes: figures depend on them only by rounding errors."""
 
 
 class Pause(KeyboardInterrupt):
@@ -42,19 +42,19 @@ class CellDisplay(Display):
             console.print("interrupted; run the same command to resume")
 
     def scored(self, row: dict[str, Any]) -> None:
-        """Show a scored round; from round `until` on raise Pause, unless it is the last."""
+        """Show a scored round; from round `until` on, raise Pause, except in the last round."""
         super().scored(row)
         if self._until is not None and self._until <= row["round"] < self._rounds:
             raise Pause
 
 
 def data_of(cell: Cell) -> set[str]:
-    """The data sets a cell needs, and the generator that its rules name."""
+    """The datasets that a cell needs, and the generator that its rules name."""
     return set(_loaders(cell))
 
 
 def _loaders(cell: Cell) -> dict[str, Callable[[str], object]]:
-    """What loads each thing of `data_of`, by its name."""
+    """The loader of each name in `data_of`."""
     data, generator = (
         (cell.settings["dataset"], cell.settings.get("public")),
         cell.settings["parameters"].get("generator"),
@@ -64,7 +64,7 @@ def _loaders(cell: Cell) -> dict[str, Callable[[str], object]]:
 
 
 def unavailable(cells: Sequence[Cell]) -> dict[str, str]:
-    """Why something of the cells' `data_of` cannot be had, by its name; what can be is not in it."""
+    """The unavailable names among the cells' `data_of`, with reasons."""
     loaders = {name: load for cell in cells for name, load in _loaders(cell).items()}
     missing = {}
     for name in sorted(loaders):
@@ -89,11 +89,11 @@ def run_cells(
     tell: Callable[[str], None] = lambda text: None,
     ended: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run what is not yet done of the cells, seed by seed, each in its folder below `out`.
+    """Run the unfinished runs of the cells, seed by seed, each in its folder below `out`.
 
-    What a figure needs besides is measured of runs that are done. `tell` hears lines of text on how it goes, and
-    `ended` is called after each run. Raises UserError, before anything is run, for a folder with a run of other
-    settings or a damaged one, and what `fewbytes.run` raises; finished work stays, and is resumed.
+    Further measurements for figures use finished runs. `tell` is called with lines of progress, and `ended` after each
+    run. Raises UserError, before any run starts, for a folder with a damaged run or one of other settings, and errors
+    of `fewbytes.run`; finished work is kept, and is resumed.
     """
     jobs = {folder_of(cell, seed, out): (cell, seed) for seed in seeds for cell in cells}
     settings = {
@@ -110,7 +110,7 @@ def run_cells(
             display = CellDisplay(short_name(cell.settings["method"]), folder, how.until)
             with contextlib.suppress(Pause):
                 PreparedRun(settings[folder]).execute(folder, begun(folder), page=False, display=display)
-                shutil.rmtree(folder / "checkpoint")  # the states of all clients: nothing needs them any more
+                shutil.rmtree(folder / "checkpoint")  # the states of all clients, which are not needed any more
         if finished(folder):
             for each in equal:
                 each.figure.measure(folder, tell)
@@ -128,8 +128,8 @@ def read_cell(folder: Path) -> RunFolder:
 
 
 def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
-    """Whether a run has rounds to do. Raises UserError for a folder with a run of other settings, or as `begun` and
-    `read_cell`."""
+    """Whether a run has rounds to do. Raises UserError for a folder with a run of other settings, and as `begun` and
+    `read_cell` do."""
     if not finished(folder) and not begun(folder):
         return True
     with only_allowed(experiment.method):  # the folder's config may name other code

@@ -1,4 +1,4 @@
-"""Whether rows stand in the paper's order here, and whether its claims hold: computed from the runs, never written."""
+"""Verdicts, computed from the runs: whether rows have the paper's order, and whether its claims hold."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Side = Literal["above", "below", "level"]
 
 
 def side(these: Mapping[int, float], those: Mapping[int, float], times: float = 1.0) -> Side | None:
-    """Where figures stand beside `times` others of the same seeds; None if no seed has both.
+    """Compares figures with `times` others of the same seeds; None if no seed has both.
 
-    Of several seeds, above or below where the mean difference is beyond its standard error: runs of one seed have the
-    same data, so that their difference varies less than either figure.
+    With several seeds, above or below if the mean difference exceeds its standard error: runs of one seed have the same
+    data, so their difference varies less than either figure.
     """
     differences = [these[seed] - times * those[seed] for seed in sorted(these.keys() & those.keys())]
     if not differences:
@@ -32,8 +32,8 @@ def side(these: Mapping[int, float], those: Mapping[int, float], times: float = 
 
 @dataclass(frozen=True)
 class Order:
-    """Pairs of rows that the paper ranks, column by column, or of columns if there is only one row: those that agree,
-    are reversed, too close to tell, and not run."""
+    """The numbers of pairs ranked by the paper that agree, are reversed, are too close to tell, or not run. Pairs are
+    of rows, column by column, or of columns if there is only one row."""
 
     as_there: int = 0
     otherwise: int = 0
@@ -46,7 +46,7 @@ class Order:
         return bool(self.as_there or self.otherwise or self.close)
 
     def sentence(self, seeds: int) -> str:
-        """Whether the paper's order is seen."""
+        """A sentence on whether the paper's order is seen."""
         if self.otherwise:
             seen = "is seen in part" if self.as_there else "is not seen"
         elif self.as_there:
@@ -63,7 +63,7 @@ class Order:
 
 
 def order(found: Sequence[CellRuns]) -> Order:
-    """How the rows of each column stand beside the paper's, or the columns of a table of one row."""
+    """Compares the order of each column's rows with the paper's, or of the columns of a table with one row."""
     counts = {"as_there": 0, "otherwise": 0, "close": 0, "missing": 0}
     rows = len({each.cell.row for each in found}) > 1
     so_far = False
@@ -84,10 +84,10 @@ def order(found: Sequence[CellRuns]) -> Order:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and what came of it: comparisons that hold, that do not, that are too close to tell, that are not run.
+    """A claim with its numbers of comparisons that hold, do not hold, are too close to tell, or are not run.
 
-    `so_far`: some of their runs are not done. `one_seed`: one of them is of figures of one seed that others might not
-    have. `cells`: all that it names.
+    `so_far`: some of their runs are not done. `one_seed`: one comparison uses a single seed, though the figures depend
+    on it. `cells`: all cells that the claim names.
     """
 
     claim: Claim
@@ -101,8 +101,8 @@ class Judged:
 
     @property
     def word(self) -> str:
-        """seen, not seen, in part (with counts), too close to tell, or not run; "so far" where runs are missing or not
-        done, with how many comparisons are not run, and whether it is by one seed."""
+        """seen, not seen, in part (with counts), too close to tell, or not run; "so far" if runs are missing or not
+        done, with the number of comparisons not run, and whether only one seed was used."""
         every = self.holds + self.fails + self.close
         if not every:
             return "not run"
@@ -122,13 +122,13 @@ class Judged:
 
     @property
     def sentence(self) -> str:
-        """The claim, and what came of it."""
+        """The claim and its verdict."""
         why = f" {self.claim.why}" if self.claim.why and (self.fails or self.close) else ""
         return f"{self.claim.text}: {self.word}.{why}"
 
 
 def judged(claim: Claim, found: Sequence[CellRuns]) -> Judged:
-    """Whether each cell of the rows `above` is so many times as much as each of those `below`, column by column."""
+    """Whether each cell of the rows `above` is at least `times` each of those `below`, column by column."""
     cells = [each for each in found if any(fnmatchcase(each.cell.column, c) for c in claim.columns)]
     upper, lower = (
         [each for each in cells if any(fnmatchcase(each.cell.row, pattern) for pattern in rows)]
