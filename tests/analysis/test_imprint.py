@@ -97,7 +97,7 @@ def test_a_node_refuses_a_model_whose_first_layer_is_made_for_it(run, tmp_path):
 
 def test_what_it_is_not_for_is_said(run, tmp_path):
     other = configured(tmp_path / "run", "fedavg", **SETTINGS | {"model": "resnet8:width=4", "rounds": 1})
-    with pytest.raises(fb.UserError, match="two Linears"):
+    with pytest.raises(fb.UserError, match="two Linear layers"):
         imprint(other)
     assert isinstance(attack_of({"imprint": True, "clients": 3}), Imprinting)
     with pytest.raises(fb.UserError, match="one attack"):

@@ -158,7 +158,7 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Prepare
     settings = dict(settings)
     own = _per_method(names, settings.pop("parameters", {}))
     choosy = (name for name in names if method_class(name).model_for is not Method.model_for)
-    leader = next(choosy, names[0])  # says the model, if nobody does
+    leader = next(choosy, names[0])  # its default model is used, if none is given
     first = PreparedRun(_own(settings, leader, own[leader]))
     settings |= _settled(first)
     others = {n: PreparedRun(_own(settings, n, own[n]), first.task) for n in names if n != leader}
@@ -169,13 +169,13 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Prepare
 
 def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
     """Jobs for every method on equal terms, or the reason there is none. Raises UserError for errors common to all."""
-    split = settings.get("partition") != "local"  # else nothing can be held out for servers that distil
+    split = settings.get("partition") != "local"  # else no samples can be held out for servers that distil
     settings = {key: value for key, value in TERMS.items() if split or key != "public"} | settings
     names, broken = _usable()
     given = dict(settings.pop("parameters", {}))
     training = _training({key: given.pop(key) for key in TRAINING if key in given})
     own = _per_method(names, given)
-    leader = next(name for name in names if not make_method(name, {}).own_rounds)  # newcomers may come to it
+    leader = next(name for name in names if not make_method(name, {}).own_rounds)  # newcomers may join it
     rounds = make_experiment({**settings, "method": leader}).run.rounds
     parameters = equal_parameters(leader, rounds, training) | own[leader]
     first = PreparedRun(_own(settings, leader, parameters))

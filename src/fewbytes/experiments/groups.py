@@ -19,7 +19,7 @@ from fewbytes.models.normalisation import Normalisation
 from fewbytes.running.settings import Settings
 
 Table = Annotated[dict[str, Any], Text("a table", json.loads, json.dumps)]
-Labels = Annotated[list[str], Text("a list", json.loads, json.dumps)]  # which may have commas
+Labels = Annotated[list[str], Text("a list", json.loads, json.dumps)]  # entries may have commas
 
 
 @dataclass(frozen=True)

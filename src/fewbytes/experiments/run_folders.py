@@ -61,7 +61,7 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
         raise UserError(f"{folder} was made from Python: resume it with fewbytes.run(..., out=..., resume=True)")
     parameters = settings.get("parameters", {}) | given.get("parameters", {})
     own = make_experiment(settings).settings()
-    for keys in ROUNDING.values():  # of one way, one takes the place of another
+    for keys in ROUNDING.values():  # per direction, a new setting replaces the old one
         if given.keys() & set(keys):
             settings = {key: value for key, value in settings.items() if key not in keys}
     new = make_experiment(settings | given | {"method": own["method"], "parameters": parameters}).settings()

@@ -90,7 +90,7 @@ class Traffic(Figure, frozen=True, tag="traffic"):
     """The mean traffic per round first..last of a client, or of all clients together.
 
     `count`: as in papers, 4 bytes per value and 1 bit per mask entry, or only values, in MB of 2^20 bytes; or as sent,
-    in MB of 10^6 bytes (`unit`: other bytes per unit). `late`: number of rounds by which downloads follow their own round;
+    in MB of 10^6 bytes (`unit`: other bytes per unit). `late`: rounds by which downloads follow their own round;
     a download after the last round counts as one more round. `summed`: the sum over rounds, not the mean.
     """
 
