@@ -1,15 +1,20 @@
-"""The words of the documents: those of the field. CONTRIBUTING's table says which word stands for which old one."""
+"""The words of documents and source are those of the field. CONTRIBUTING's table lists old words and replacements."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PLACES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "examples/**/*.md")
-"""What is read. Source files may join: `src/fewbytes/codec/*.py`."""
+DOCUMENTS = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "examples/**/*.md")
+ROOMS = ("analysis", "cli", "experiments", "methods", "report", "reproduce")
+PLACES = (*DOCUMENTS, *(f"src/fewbytes/{room}/**/*.py" for room in ROOMS))
+"""The checked files. More rooms of the source may join."""
 DIALECT = {
     "a page of it": r"\bmakes? a page of\b",
     "alike, unlike": r"\bor alike\b|\bunlike (?:clients|shares|speeds|things)\b",
@@ -44,8 +49,10 @@ DIALECT = {
 
 
 def prose(path: Path) -> str:
-    """What a file says, in one line: of Markdown without code, of the changelog its last section only."""
+    """A file's text in one line: Markdown without code, only the changelog's first section, Python's prose."""
     text = path.read_text("utf-8")
+    if path.suffix == ".py":
+        text = python_prose(text)
     if path.suffix == ".md":
         text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
         text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
@@ -56,17 +63,28 @@ def prose(path: Path) -> str:
     return " ".join(text.split())
 
 
+def python_prose(source: str) -> str:
+    """The docstrings, also those of variables, and the comments of Python code."""
+    texts = [
+        node.value.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return "\n".join([*texts, *(token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT)])
+
+
 def old_words(text: str) -> list[str]:
-    """The old words in a text, each with what stands around it."""
+    """The old words in a text, each with its context."""
     found = (match for pattern in DIALECT.values() for match in re.finditer(pattern, text, re.IGNORECASE))
     return [text[max(0, match.start() - 30) : match.end() + 30] for match in found]
 
 
-DOCUMENTS = sorted({path for place in PLACES for path in ROOT.glob(place)})
+FILES = sorted({path for place in PLACES for path in ROOT.glob(place)})
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_document_has_none_of_the_old_words(path):
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_file_has_none_of_the_old_words(path):
     assert not old_words(prose(path))
 
 
@@ -87,6 +105,11 @@ def test_every_old_word_is_a_row_of_the_table_with_its_replacement():
 )
 def test_an_old_word_is_found(text):
     assert old_words(text)
+
+
+def test_the_prose_of_code_is_its_docstrings_and_comments():
+    code = '''def told(anew):\n    """Perhaps."""\n    print("strange")  # a liar\n\n\nX = 1\n"""What is told."""\n'''
+    assert sorted(python_prose(code).split("\n")) == ["Perhaps.", "What is told.", "a liar"]
 
 
 def test_honest_uses_are_not_counted():

@@ -84,8 +84,8 @@ def membership(run: Path, how: Inferring | None = None, progress: Progress = lam
     The model is the global one, with all clients' training samples as members. If a client is named, or the run saved
     no global model, it is the client's own, with its samples. The others are as many test samples of the server, or of
     all clients, of the same classes. The same seed, on as many threads, gives the same file; an attack stopped early
-    writes nothing. Raises UserError for a folder that is not a run's or has no such model, data without classes, and a method
-    without local training.
+    writes nothing. Raises UserError for a folder that is not a run's or has no such model, data without classes, and a
+    method without local training.
     """
     how = how or Inferring()
     experiment = experiment_of(run)

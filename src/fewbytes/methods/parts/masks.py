@@ -147,7 +147,7 @@ def secret_of(shares: Mapping[Id, bytes]) -> bytes:
     return (secret % PRIME).to_bytes(SHARE, "little")[:SECRET]
 
 
-# ----------------------------------------------------------------------------------------------------------- who shares
+# ---------------------------------------------------------------------------------------------------------- neighbours
 
 
 def degree(clients: int) -> int:
