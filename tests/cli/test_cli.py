@@ -296,7 +296,7 @@ def test_the_last_live_line_is_the_result(tmp_path, monkeypatch, capsys):
     for kind in ("global", "personalised"):  # FuseFL's models are scored once more after the last round
         assert f"{kind} {scores[kind]['final']:.1%} " in told
     code, _, errors = ended(capsys, monkeypatch, tmp_path, "run", "fusefl", *options, "--set", "epochs=1")
-    assert (code, "epochs 1 cannot be shared out over 2 blocks" in errors) == (2, True)
+    assert (code, "epochs 1 cannot be divided among 2 blocks" in errors) == (2, True)
     assert only_run(tmp_path)  # the second has left no folder
 
 

@@ -409,7 +409,7 @@ def test_what_cannot_be_is_told_before_anything_is_written(name, tmp_path):
     else:
         fb.run(CASES[name], unlike, rounds=1, workers=1)
     for task, words in (
-        (fb.Task.on(tiny_data(), counting, seed=0), "same classes, they give 3 and 4 and 5 and 6"),
+        (fb.Task.on(tiny_data(), counting, seed=0), "same number of classes, not 3 and 4 and 5 and 6"),
         (
             fb.Task.on(tiny_data(), lambda: nn.Linear(4, 3), seed=0),
             "logits" if name in ("fml", "feddistill") else "units",

@@ -438,7 +438,7 @@ def test_distillation_that_was_interrupted_starts_again_without_the_clients(name
 def test_only_images_can_be_made(name):
     data = [(torch.randn(20, 4), torch.arange(20) % 2)] * 2
     task = fb.Task.of(lambda: nn.Linear(4, 2), zip(data, data, strict=True), data[0])
-    with pytest.raises(fb.UserError, match=r"makes images.*\(4,\).*FedDF"):
+    with pytest.raises(fb.UserError, match=r"generates images.*\(4,\).*FedDF"):
         fb.run(CASES[name], task, rounds=1)
     fb.run(CASES["feddf"], task, rounds=1)
 

@@ -98,7 +98,7 @@ def test_what_an_installed_package_gets_wrong_is_told(install):
         ("fedavg", "fewbytes and plug_two each have a method 'fedavg'"),
         ("short", "plug_two names FedOther 'short': it is fedother"),
         ("gone", "'gone' cannot be imported: AttributeError"),
-        ("number", "'number' is no method"),
+        ("number", "'number' is not a method"),
     ):
         with pytest.raises(fb.UserError, match=why):
             method_class(name)
@@ -106,7 +106,7 @@ def test_what_an_installed_package_gets_wrong_is_told(install):
 
 WRONG = {
     "Missing": ("", "cannot be imported: AttributeError: .* has no attribute 'Missing'$"),
-    "Plain": ("class Plain: pass", "is no method"),
+    "Plain": ("class Plain: pass", "is not a method"),
     "Loose": (METHOD.format(name="Loose").replace("(frozen=True)", ""), "Loose is no frozen dataclass"),
     "Empty": ("import fewbytes as fb\nclass Empty(fb.Method): pass", "lacks round"),
     "Needy": (METHOD.format(name="Needy") + "    needed: int\n", "no default for needed"),
