@@ -92,7 +92,7 @@ def diary(folder: Path, times: int) -> list[Figure]:
         path.write_bytes(whole)
         _flip(path, dice)
         try:
-            allowance.told(40)
+            allowance.spending(40)
         except fb.UserError:
             refused += 1
     figure = f"{refused} of {times}"

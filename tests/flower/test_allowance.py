@@ -81,7 +81,7 @@ def test_a_server_is_told_at_once_what_is_spent_and_that_no_more_is_allowed(tmp_
         nonce = tmp_path / run / CLIENTS / "nonce"
         named = nonce.read_bytes() if nonce.exists() else run.encode()
         order = Order(run, agreed, Job(1, "", 0, 0, False, 0), 0, 0, True, named)
-        return Node(METHOD, made, tmp_path, run, said="", allows=allows).sample_counts(order, "sizes")
+        return Node(METHOD, made, tmp_path, run, settings="", allows=allows).sample_counts(order, "sizes")
 
     assert asked("first", Allows()).spent == (0.0, 8.0)
     grid_of(tmp_path)[1]("first")
@@ -128,7 +128,7 @@ def test_a_diary_that_is_damaged_anywhere_is_refused_in_a_line_that_says_what_to
     )._allowance
     for i in range(2):
         allowance.trained(0, bytes([i]) * 32, made.problem.privacy.spent(20, 1))
-    path, told = tmp_path / ".privacy" / "0.spent", allowance.told(20)
+    path, told = tmp_path / ".privacy" / "0.spent", allowance.spending(20)
     whole = path.read_bytes()
     damaged = [whole[:n] for n in range(len(whole))] + [whole + b"0"]
     for at in range(8 * len(whole)):
@@ -138,14 +138,14 @@ def test_a_diary_that_is_damaged_anywhere_is_refused_in_a_line_that_says_what_to
     for held in damaged:
         path.write_bytes(held)
         with pytest.raises(fb.UserError, match=r"0\.spent, .*damaged"):
-            allowance.told(20)
+            allowance.spending(20)
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(fb.UserError, match="is a link"):
-        allowance.told(20)
+        allowance.spending(20)
     path.unlink()
     path.write_bytes(whole)
-    assert allowance.told(20) == told
+    assert allowance.spending(20) == told
     secret = tmp_path / "a" / CLIENTS / "secret"
     for held in (b"", secret.read_bytes()[:31]):
         secret.write_bytes(held)

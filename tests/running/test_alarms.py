@@ -141,7 +141,7 @@ def test_claiming_samples_hides_no_long_update(said, factor):
         updates.add("train", client, layout, None, Trained(fb.Dense({"w": update}), 100))
     alarms, measured = Alarms(), updates.comparisons(lambda client: said if client == 9 else 100)
     for t in range(1, 4):
-        alarms.hear(t, measured)
+        alarms.observe(t, measured)
     assert alarms.named.keys() == {9}
 
 
@@ -184,5 +184,5 @@ def test_one_bad_round_is_not_enough_unless_it_is_very_bad():
     for norm, rounds in ((10.0, 3), (25.0, 1)):
         alarms, named = Alarms(), []
         for t in range(1, 4):
-            named += [t] * bool(alarms.hear(t, usual | {2: Comparison(norm, 0.5)}))
+            named += [t] * bool(alarms.observe(t, usual | {2: Comparison(norm, 0.5)}))
         assert named == [rounds]

@@ -51,7 +51,7 @@ class Exchanges(Limit):
     def why(self, rows):
         return "no exchange is left" if self.so_far >= self.most else ""
 
-    def told(self):
+    def result_entries(self):
         return {"exchanges": self.most}
 
 

@@ -15,7 +15,7 @@ from runs import tensorboard_scalars
 
 import fewbytes as fb
 from fewbytes.running.recorders import watcher_of
-from fewbytes.running.watcher import HEARD
+from fewbytes.running.watcher import EVENT_NAMES
 
 METHOD = fb.FedPURIN(**LOCAL)
 RUN = {"rounds": 4, "workers": 1}
@@ -317,4 +317,4 @@ def test_the_command_line_watches_a_run_and_every_method_of_a_comparison(tmp_pat
 
 def test_a_deployment_passes_on_all_that_a_watcher_hears():
     methods = {name for name, what in vars(fb.Watcher).items() if callable(what) and name[:1] != "_"}
-    assert methods == {*HEARD, "started", "ended"}  # which it tells in its own words
+    assert methods == {*EVENT_NAMES, "started", "ended"}  # which it tells in its own words

@@ -13,7 +13,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.rate import Rate
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Problem
-from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, LIMIT, Kind, held, holding, lossy_for, packed
+from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, LIMIT, Kind, base_from, lossy_for, packed, serialised
 from fewbytes.wire import Base, Counted, Frame, base_of, counted, give, pack, unpack
 
 Position = tuple[str, int]
@@ -66,7 +66,7 @@ class MessageFrame(NamedTuple):
 
     key: Hashable
     kind: Kind
-    made: Callable[[], Sent]
+    build: Callable[[], Sent]
     position: Position | None = None
 
 
@@ -82,24 +82,26 @@ class Downlink:
 
     def __init__(self, rate: Rate, problem: Problem, coded: bool) -> None:
         self.rate, self._problem, self._coded = rate, problem, coded
-        self.lines: dict[str, DeltaStream] = {}
-        self.heard: dict[Id, Acknowledged] = {}
+        self.streams: dict[str, DeltaStream] = {}
+        self.acknowledged: dict[Id, Acknowledged] = {}
         self._now: dict[str, tuple[Any, Sent]] = {}  # of lines for all: the message as clients get it
         self._part = ""  # of the network, for which these are
-        self._whom: dict[tuple[str, str], set[Id]] = {}  # whom a step's first message was for, by handler and part
+        self._recipients: dict[
+            tuple[str, str], set[Id]
+        ] = {}  # whom a step's first message was for, by handler and part
 
     def begin(self) -> None:
         """A step is taken."""
-        self._whom = {}
+        self._recipients = {}
 
-    def restore(self, lines: Iterable[DeltaStream], heard: Mapping[Id, Acknowledged]) -> None:
+    def restore(self, streams: Iterable[DeltaStream], acknowledged: Mapping[Id, Acknowledged]) -> None:
         """Stand as a checkpoint says."""
-        self.lines, self.heard, self._now = {line.name: line for line in lines}, dict(heard), {}
+        self.streams, self.acknowledged, self._now = {each.name: each for each in streams}, dict(acknowledged), {}
 
     def arrived(self, client: Id, positions: Acknowledged) -> None:
         """A client holds these."""
         if positions:
-            self.heard[client] = self.heard.get(client, {}) | positions
+            self.acknowledged[client] = self.acknowledged.get(client, {}) | positions
 
     def rounds(self, handler: Handler, kind: type[Any]) -> bool:
         """Whether a message of that class is rounded."""
@@ -108,7 +110,7 @@ class Downlink:
     def to_all(self, handler: Handler, message: Any, asked: Sequence[Id], part: str) -> None:
         """Round a message for all that are asked, in a part of the network. Raises UserError where in a step some are
         sent one and others another, as these would be mixed up."""
-        first = self._whom.setdefault((handler.name, part), set(asked))
+        first = self._recipients.setdefault((handler.name, part), set(asked))
         if asked and first.isdisjoint(asked):
             raise UserError(
                 f"handler {handler.name!r} is sent a message for some clients and another for others: one is rounded "
@@ -118,7 +120,7 @@ class Downlink:
         for client in asked:
             name = self._name(handler, client)
             if name not in self._now:
-                self._now[name] = self._moved(name, message, client, shared=True)
+                self._now[name] = self._advance(name, message, client, shared=True)
 
     def frames(self, handler: Handler, lazy: LazyMessage, client: Id, own: bool) -> list[MessageFrame]:
         """The frames by which a client gets a message: its `own`, or one that `to_all` was given."""
@@ -128,16 +130,16 @@ class Downlink:
         if own:
             name = f"{handler.name} of {client}"
             follows = self._behind(handler, client, name) == 0
-            position = name, self.lines[name].number + 1 if name in self.lines else 1
-            made = partial(self._own, name, lazy, client, follows)
-            return [MessageFrame(position, "next" if follows else "first", made, position)]
+            position = name, self.streams[name].number + 1 if name in self.streams else 1
+            build = partial(self._own, name, lazy, client, follows)
+            return [MessageFrame(position, "next" if follows else "first", build, position)]
         name = self._name(handler, client)
-        line, (received, sent), behind = self.lines[name], self._now[name], self._behind(handler, client, name)
-        position = name, line.number
-        if behind is None or behind > len(line.steps):
+        stream, (received, sent), behind = self.streams[name], self._now[name], self._behind(handler, client, name)
+        position = name, stream.number
+        if behind is None or behind > len(stream.steps):
             return [MessageFrame((*position, "first"), "first", partial(self._first, received, sent, client), position)]
-        missed = line.steps[len(line.steps) - behind : -1]
-        first = line.number - len(missed)
+        missed = stream.steps[len(stream.steps) - behind : -1]
+        first = stream.number - len(missed)
         return [
             *(MessageFrame((name, n), "missed", partial(_step, step)) for n, step in enumerate(missed, first)),
             MessageFrame(position, "next", lambda: sent, position),
@@ -148,34 +150,34 @@ class Downlink:
 
     def _behind(self, handler: Handler, client: Id, name: str) -> int | None:
         """How many of a line's messages a client has not had since one it holds; None if it holds none of it."""
-        on, number = self.heard.get(client, {}).get(handler.name, ("", 0))
-        return self.lines[name].number - number if on == name and name in self.lines else None
+        on, number = self.acknowledged.get(client, {}).get(handler.name, ("", 0))
+        return self.streams[name].number - number if on == name and name in self.streams else None
 
-    def _moved(self, name: str, message: Any, client: Id, shared: bool, follows: bool = True) -> tuple[Any, Sent]:
+    def _advance(self, name: str, message: Any, client: Id, shared: bool, follows: bool = True) -> tuple[Any, Sent]:
         """A line's next message as its receivers get it, and how: rounded, if there is one before that it `follows`."""
-        kind, layout, line = type(message), self._problem.layout(client), self.lines.get(name)
-        number, lost = (1, {}) if line is None else (line.number + 1, line.lost)
-        if line is None or not follows:
-            self.lines[name] = DeltaStream(name, number, held(message, layout), lost, [])
+        kind, layout, stream = type(message), self._problem.layout(client), self.streams.get(name)
+        number, lost = (1, {}) if stream is None else (stream.number + 1, stream.lost)
+        if stream is None or not follows:
+            self.streams[name] = DeltaStream(name, number, serialised(message, layout), lost, [])
             frame = pack(message, layout=layout, coded=self._coded)
-            return message, Sent(frame, counted(message), base_of(self.lines[name].held[-32:], message), {})
-        before = holding(kind, line.held, layout)
+            return message, Sent(frame, counted(message), base_of(self.streams[name].held[-32:], message), {})
+        before = base_from(kind, stream.held, layout)
         lossy = lossy_for(self.rate, self._problem.statistics(client), lost)
         frame = pack(message, layout=layout, base=before, coded=self._coded, lossy=lossy)
         count = counted(message)
         received = unpack(kind, bytes(frame), layout=layout, base=before, limit=LIMIT)
-        whole = held(received, layout)
-        steps = [*line.steps, bytes(frame)] if shared else []
+        whole = serialised(received, layout)
+        steps = [*stream.steps, bytes(frame)] if shared else []
         while len(steps) > 1 and sum(map(len, steps)) > len(whole) / 2:
             steps.pop(0)
-        self.lines[name] = DeltaStream(name, number, whole, lossy.residual if shared else {}, steps)
+        self.streams[name] = DeltaStream(name, number, whole, lossy.residual if shared else {}, steps)
         if shared:
             give(message, received)
         measured = {DOWN_BITS: lossy.bits_a_value(len(frame)), DOWN_ERROR: lossy.nmse} if lossy.values else {}
         return received, Sent(frame, count, base_of(whole[-32:], received), measured)
 
     def _own(self, name: str, lazy: LazyMessage, client: Id, follows: bool) -> Sent:
-        return self._moved(name, lazy.load(), client, shared=False, follows=follows)[1]
+        return self._advance(name, lazy.load(), client, shared=False, follows=follows)[1]
 
     def _first(self, received: Any, sent: Sent, client: Id) -> Sent:
         frame = pack(received, layout=self._problem.layout(client), coded=self._coded)

@@ -40,11 +40,11 @@ class Engine:
         """What the run promises its clients, if the server keeps it; the loop says it."""
         over = 0.0 if terms.seconds is not None else terms.policy.over_selection
         quorum = Quorum(terms.policy, self.roster, sites.called, over)
-        self.blame = Suspects(self.problem)
+        self.suspects = Suspects(self.problem)
         self.outbox = Outbox(terms, Handlers(terms.method), dispatcher)
         self.replies = Replies(terms, self.roster, self.outbox)
-        self.streaming = Streaming(self.outbox, self.replies, quorum, self.blame, Clock(terms.seconds))
-        self.scheduler = Scheduler(terms, self.outbox, self.replies, quorum, self.blame, self.streaming)
+        self.streaming = Streaming(self.outbox, self.replies, quorum, self.suspects, Clock(terms.seconds))
+        self.scheduler = Scheduler(terms, self.outbox, self.replies, quorum, self.suspects, self.streaming)
         self.network = Network(self.scheduler)
         """What the method's server half is given."""
         self._absent: tuple[int, list[LeftOut]] = 0, []  # a round, and who takes no part in it
@@ -68,7 +68,7 @@ class Engine:
 
     def fresh(self) -> None:
         """A new step begins, of which nobody's reply has broken anything yet."""
-        self.blame.fresh()
+        self.suspects.fresh()
         self.roster.bar(self.ledger)
 
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
@@ -76,15 +76,15 @@ class Engine:
         self.replies.step = Step(self.problem, t, names, scored, self.rule, self.privacy)
         if t == self._absent[0] and not names:
             self.step.left_out += self._absent[1]
-        self.blame.begin()
+        self.suspects.begin()
         self.outbox.downlink.begin()
         self.memory.measure()
 
-    def blamed(self, error: Exception) -> list[Id]:
+    def suspected(self, error: Exception) -> list[Id]:
         """Whose replies made the method's server half raise `error`; what is still on its way is received."""
-        last, failed = self.blame.last, self.blame.failed
-        self.scheduler.abandon()  # before it is said who is to blame: by then all replies have been looked at
-        return [] if failed else self.blame.of(error, last)
+        last, failed = self.suspects.last, self.suspects.failed
+        self.scheduler.abandon()  # before it is decided who is suspected: by then all replies have been looked at
+        return [] if failed else self.suspects.of(error, last)
 
     def restore(self, to: Origin) -> None:
         """Stand as the run stood there: what a step that is taken again has done to clients since is forgotten."""

@@ -122,7 +122,7 @@ class Received(NamedTuple):
 
     message: Any
     base: Base
-    held: bytes
+    kept: bytes
 
 
 class Handlers:
@@ -176,7 +176,7 @@ class Runner:
         started = time.monotonic()
         open_device(self.task.problem.device)
         layout = self.task.problem.layout(job.client)
-        state, lost, heard = self._state(job)
+        state, lost, retained = self._state(job)
         done = Done(job.number, version=job.version)
         if job.handler == SCORE:
             site = self._site(job, SCORE, done)
@@ -185,7 +185,7 @@ class Runner:
             if model is not None and len(site.test):
                 done.scores = site.scores(site.finished(model))
             return done, None
-        received = self._received(job, frames, layout, heard)
+        received = self._received(job, frames, layout, retained)
         for each in received.values():
             self.check(job.client, each.message)
         for part in job.waited:
@@ -208,10 +208,10 @@ class Runner:
                 done.records.measures |= {UP_BITS: lossy.bits_a_value(len(frame)), UP_ERROR: lossy.nmse}
                 lost = lossy.residual
         done.records.check()
-        if state is not None or lost or heard:
+        if state is not None or lost or retained:
             done.version = job.version + 1
             own = b"" if state is None else bytes(pack_state(state))
-            self.store.save(Kept(own, lost, heard) if lost or heard else state, job.client, done.version)
+            self.store.save(Kept(own, lost, retained) if lost or retained else state, job.client, done.version)
         done.seconds = time.monotonic() - started
         return done, frame
 
@@ -235,7 +235,7 @@ class Runner:
             save_model(model, folder / f"client-{client}.safetensors", about)
 
     def _state(self, job: Job) -> tuple[Any, dict[str, State], dict[str, bytes]]:
-        """The client's state, what rounding its replies has lost so far, and what it has heard."""
+        """The client's state, what rounding its replies has lost so far, and what it has retained."""
         if job.version:
             return self._stored(job.client, job.version)
         if self.state_class is None:
@@ -256,7 +256,7 @@ class Runner:
         return unpack_state(kind, kept.state) if kept.state else None, kept.lost, kept.heard
 
     def _received(
-        self, job: Job, frames: Sequence[memoryview], layout: Layout, heard: dict[str, bytes]
+        self, job: Job, frames: Sequence[memoryview], layout: Layout, retained: dict[str, bytes]
     ) -> dict[int, Received]:
         """The messages by number, each decoded once however many clients it goes to; `heard` becomes what the client
         holds once it has them."""
@@ -268,28 +268,28 @@ class Runner:
                 raise MethodError("it is sent a message, but its type hints say None")
             if part.kind == "missed":
                 if not there:
-                    heard[part.handler] = _next(kind, frame, layout, heard.get(part.handler)).held
+                    retained[part.handler] = _next(kind, frame, layout, retained.get(part.handler)).kept
                 continue
             if part.number in known:
                 self._messages[part.number] = known[part.number]
             elif part.kind == "next":
-                self._messages[part.number] = _next(kind, frame, layout, heard.get(part.handler))
+                self._messages[part.number] = _next(kind, frame, layout, retained.get(part.handler))
             else:
                 message = unpack(kind, frame, layout=layout)
-                kept = held(message, layout) if part.kind else b""
+                kept = serialised(message, layout) if part.kind else b""
                 base = base_of(bytes(frame[-32:] if not kept else kept[-32:]), message)
                 self._messages[part.number] = Received(message, base, kept)
             if part.kind:
-                heard[part.handler] = self._messages[part.number].held
+                retained[part.handler] = self._messages[part.number].kept
         return self._messages
 
 
-def held(message: Any, layout: Layout) -> bytes:
+def serialised(message: Any, layout: Layout) -> bytes:
     """A message as who holds it keeps it: a frame that is not coded, whose digest names it at both ends."""
     return bytes(pack(message, layout=layout, coded=False))
 
 
-def holding(kind: type[Any], frame: bytes, layout: Layout) -> Base:
+def base_from(kind: type[Any], frame: bytes, layout: Layout) -> Base:
     """What the next message is coded against, of what `held` made."""
     return base_of(frame[-32:], unpack(kind, frame, layout=layout, limit=LIMIT))
 
@@ -297,8 +297,8 @@ def holding(kind: type[Any], frame: bytes, layout: Layout) -> Base:
 def _next(kind: type[Any], frame: memoryview, layout: Layout, before: bytes | None) -> Received:
     if before is None:
         raise FrameError("base", "the message is coded against one that this client does not hold: send in full")
-    message = unpack(kind, frame, layout=layout, base=holding(kind, before, layout))
-    kept = held(message, layout)
+    message = unpack(kind, frame, layout=layout, base=base_from(kind, before, layout))
+    kept = serialised(message, layout)
     return Received(message, base_of(kept[-32:], message), kept)
 
 

@@ -50,7 +50,7 @@ class Quorum:
         if left >= needed:
             return
         first, others = failed[0], [self._called(each.client) for each in failed[1:]]
-        if not self._roster.heard and {each.client for each in failed} <= step.different:
+        if not self._roster.has_replies and {each.client for each in failed} <= step.different:
             raise UserError(f"{self._called(first.client)} {first.why}")
         also = f", and {', '.join(others[:9])}{' …' if others[9:] else ''} too" if others else ""
         raise TooFewReplies(

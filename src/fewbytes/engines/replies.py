@@ -72,8 +72,8 @@ class Replies:
         must not reach the method: damaged, far larger than the model, with numbers that are not finite, or that the
         client may not send."""
         if answer.done.version not in (job.version, job.version + 1):
-            said, asked = answer.done.version, job.version
-            raise FrameError("header", f"it is of state version {said}, asked was version {asked}")
+            version, asked = answer.done.version, job.version
+            raise FrameError("header", f"it is of state version {version}, asked was version {asked}")
         unchanged(*(part.base for part in request.parts))
         value = None
         if handler.reply is not None:
@@ -100,10 +100,12 @@ class Replies:
             self.step.not_finite.add(handler.name)
             raise
         tensors = {} if base is None else base.tensors
-        held = self._roster.samples_of(client), self._roster.classes_of(client)
+        known = self._roster.samples_of(client), self._roster.classes_of(client)
         norms = most / self._policy.max_norm, most
         growth = math.inf if self._problem.objective.any_scale else max(GROWTH, self._policy.max_norm / GROWTH)
-        admit(leaves, size, Expected(layout, statistics, request.message, tensors, *held, *norms, growth, self._hidden))
+        admit(
+            leaves, size, Expected(layout, statistics, request.message, tensors, *known, *norms, growth, self._hidden)
+        )
         return value
 
     def _bounds(self, client: Id) -> tuple[float, int]:
@@ -120,14 +122,14 @@ class Replies:
         step, done, length = self.step, answer.done, len(answer.frame)
         self._keep_request(handler.name, client, request)
         self._keep(client, handler.name, "up", answer.frame)
-        self._roster.versions[client], self._roster.heard = done.version, True
+        self._roster.versions[client], self._roster.has_replies = done.version, True
         self._outbox.delivered(client, request)
         step.records.add(client, done.records)
         step.records.add(client, Records(measures=request.measured))
         self.ledger.add(Row(step.t, handler.name, client, request.length, length, request.counted, up))
-        self._saw(client, done, request.length + length, answer.moving)
+        self._note_speed(client, done, request.length + length, answer.moving)
 
-    def _saw(self, client: Id, done: Done, moved: int, moving: float | None) -> None:
+    def _note_speed(self, client: Id, done: Done, moved: int, moving: float | None) -> None:
         """Note what a client's link moved, in how many seconds, where what it sends goes by that."""
         rate = None if moving is None else moved / max(moving, SHORTEST)
         self._uplink.observe(client, done.seconds, done.rounded, rate)

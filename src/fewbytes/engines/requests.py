@@ -42,9 +42,9 @@ class Packed:
 
     def whole(self) -> bytes:
         """The frame in one piece."""
-        made = self._whole if self._whole is not None else bytes(self.frame or b"")
-        self._whole = made if self.left > 1 else None
-        return made
+        whole = self._whole if self._whole is not None else bytes(self.frame or b"")
+        self._whole = whole if self.left > 1 else None
+        return whole
 
     def part(self) -> Part:
         """What a job says of it."""
@@ -116,7 +116,7 @@ class Outbox:
     def restore(self, origin: Origin) -> None:
         """Stand as the run stood there. Raises UserError if a message that waits is gone or damaged."""
         self.waiting = WaitingMessages(self._folder, self.handlers.named, origin.waiting)
-        self.downlink.restore(origin.lines, origin.heard)
+        self.downlink.restore(origin.streams, origin.acknowledged)
 
     def delivered(self, client: Id, request: Request) -> None:
         """A client has had all of its request."""
@@ -154,7 +154,7 @@ class Requests:
         outbox, parts = self._outbox, []
         for key, planned, handler, message, waited in self._frames[client]:
             if key not in self._packed:
-                frame, counted, base, measured = planned.made()
+                frame, counted, base, measured = planned.build()
                 at = "" if frame is None else outbox.dispatcher.transport.put(frame)
                 number = 0 if frame is None else outbox.dispatcher.next_number()
                 self._packed[key] = Packed(

@@ -20,7 +20,7 @@ class Roster:
         """The version of each client's state, as of its last accepted reply."""
         self.unable: dict[Id, str] = {}
         """Clients that cannot take part as their nodes are, and why."""
-        self.heard = False
+        self.has_replies = False
         """Whether any client has answered yet."""
         self.not_asked: dict[Id, str] = dict.fromkeys(policy.excluded, "by the operator's wish (exclude)")
         """Clients that are passed over, and why."""
@@ -57,14 +57,14 @@ class Roster:
 
     def samples_of(self, client: Id) -> int | None:
         """How many samples a client has to train on, as far as that is known."""
-        said = self.sample_counts.get(client, (None, None))[0]
-        if said is None:
+        counts = self.sample_counts.get(client, (None, None))[0]
+        if counts is None:
             return len(self._data.clients[client].train) or None
-        return said if isinstance(said, int) else sum(said)
+        return counts if isinstance(counts, int) else sum(counts)
 
     def classes_of(self, client: Id) -> list[int] | None:
         """How many of them are of each class, as far as that is known."""
-        said = self.sample_counts.get(client, (None, None))[0]
-        if said is None and self._data.groups is None and len(self._data.clients[client].train):
-            said = self._data.label_counts()["train"][client]
-        return said if isinstance(said, list) else None
+        counts = self.sample_counts.get(client, (None, None))[0]
+        if counts is None and self._data.groups is None and len(self._data.clients[client].train):
+            counts = self._data.label_counts()["train"][client]
+        return counts if isinstance(counts, list) else None

@@ -30,10 +30,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, terms: Terms, outbox: Outbox, replies: Replies, quorum: Quorum, blame: Suspects, streaming: Streaming
+        self, terms: Terms, outbox: Outbox, replies: Replies, quorum: Quorum, suspects: Suspects, streaming: Streaming
     ) -> None:
         self.method, self.task, self.problem = terms.method, terms.task, terms.task.problem
-        self.outbox, self.replies, self.quorum, self.blame, self.streaming = outbox, replies, quorum, blame, streaming
+        self.outbox, self.replies, self.quorum, self.suspects, self.streaming = (
+            outbox,
+            replies,
+            quorum,
+            suspects,
+            streaming,
+        )
         self.dispatcher, self.roster, self.handlers = outbox.dispatcher, outbox.dispatcher.roster, outbox.handlers
         self._open: str | None = None  # the handler of the call that is being read
         self._reading: Iterator[tuple[Id, Any]] = iter(())  # its replies
@@ -83,7 +89,7 @@ class Scheduler:
         self.step.asked = len(asked)
         self.step.updates.call += 1
         self._open = handler.name  # from now on, so that a call nobody reads is an error, too
-        able = [i for i in asked if i not in self.roster.not_asked and i not in self.blame.barred]
+        able = [i for i in asked if i not in self.roster.not_asked and i not in self.suspects.barred]
         if not own and self.outbox.downlink.rounds(handler, type(send)):
             self.outbox.downlink.to_all(handler, send, able, part)
         self._reading = self._read(handler, asked, able, messages, own, check)
@@ -115,7 +121,7 @@ class Scheduler:
     def idle(self) -> None:
         """Raises MethodError if a call was left unread or half-read."""
         if self._open is not None:
-            self.blame.failed = True  # no client's reply does that
+            self.suspects.failed = True  # no client's reply does that
             raise MethodError(
                 f"the call of {self._open!r} was not read to its end before the next step: its clients run as their "
                 "replies are read"
@@ -126,7 +132,7 @@ class Scheduler:
         with suppress(Exception):
             for _ in self._reading:
                 pass
-        self._open, self.blame.last = None, None
+        self._open, self.suspects.last = None, None
 
     def deliver(self) -> None:
         """Send all that waits, on its own, to those who answer: no round is to come for which the others must know."""
@@ -179,19 +185,19 @@ class Scheduler:
                     request = requests.take(flight.client) if flight.client in requests.open else None
                     reply = self.replies.received(handler, flight, request, check)
                     if not isinstance(reply, LeftOut):
-                        self.blame.read(handler, flight.client, reply)
+                        self.suspects.read(handler, flight.client, reply)
                         yield flight.client, reply
                     elif reply.outcome != "surplus":
                         failed.append(reply)
                         self.quorum.check(step, handler.name, len(able), failed, wanted)
         except Exception:  # not the method's: what that raises does not come by here
-            self.blame.failed, self.blame.last, self._open = True, None, None
+            self.suspects.failed, self.suspects.last, self._open = True, None, None
             raise
-        self._open, self.blame.last = None, None
+        self._open, self.suspects.last = None, None
 
     def _pass_over(self, handler: Handler, asked: Sequence[Id]) -> None:
         """Leave out those who are not asked."""
-        not_asked, barred = self.roster.not_asked, self.blame.barred
+        not_asked, barred = self.roster.not_asked, self.suspects.barred
         for client in (i for i in asked if i in not_asked):
             self.replies.pass_over(handler.name, client, "excluded", not_asked[client])
         rest = [i for i in asked if i not in not_asked]

@@ -100,10 +100,10 @@ class AtWork:
 class Streaming:
     """The stream of a run (`fewbytes.core.network.Network.stream`), and who is at work for it."""
 
-    def __init__(self, outbox: Outbox, replies: Replies, quorum: Quorum, blame: Suspects, clock: Clock) -> None:
+    def __init__(self, outbox: Outbox, replies: Replies, quorum: Quorum, suspects: Suspects, clock: Clock) -> None:
         self.at_work = AtWork()
         self.clock = clock
-        self._outbox, self._replies, self._quorum, self._blame = outbox, replies, quorum, blame
+        self._outbox, self._replies, self._quorum, self._suspects = outbox, replies, quorum, suspects
         self._dispatcher, self._roster = outbox.dispatcher, outbox.dispatcher.roster
         self._flights: dict[Id, Flight] = {}  # of those at work to whom their request has been sent
 
@@ -126,10 +126,10 @@ class Streaming:
 
     def replies(self, handler: Handler, send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
         """Keep so many clients at work on a handler; replies as they come, and how many rounds ago each was asked."""
-        step, blame = self._replies.step, self._blame
+        step, suspects = self._replies.step, self._suspects
         self._pass_over(handler)
         able = [i for i in self._roster.clients if i not in self._roster.not_asked]
-        failed = [left for left in step.left_out if left.client in blame.barred]
+        failed = [left for left in step.left_out if left.client in suspects.barred]
         rng = stream(self._roster.problem.seed, "server", step.t, "stream")
         requests = Requests(self._outbox, handler, dict.fromkeys(able, send), able)
         try:
@@ -149,19 +149,19 @@ class Streaming:
                     self._check(handler, able, failed, at_once)
                     continue
                 step.staleness.append(step.t - work.round)
-                blame.read(handler, work.client, reply)
+                suspects.read(handler, work.client, reply)
                 yield work.client, reply, step.staleness[-1]
         except Exception:  # not the method's: what that raises does not come by here
-            blame.failed = True
+            suspects.failed = True
             raise
         finally:  # also where the method has had enough
-            blame.last = None
+            suspects.last = None
             requests.close()
 
     def _pass_over(self, handler: Handler) -> None:
         """Leave out who is not asked, and who is at work but has left."""
         step, present = self._replies.step, self._roster.present
-        for why, outcome in ((self._roster.not_asked, "excluded"), (self._blame.barred, "rejected")):
+        for why, outcome in ((self._roster.not_asked, "excluded"), (self._suspects.barred, "rejected")):
             for client in sorted(why.keys() & present - step.streamed):
                 step.streamed.add(client)
                 if client in self.at_work:

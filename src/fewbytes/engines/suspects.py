@@ -37,14 +37,14 @@ class Suspects:
     def of(self, error: Exception, last: Id | None) -> list[Id]:
         """The clients whose replies must have made the method's server half raise `error`, from now on `barred`: those
         of another shape than most of the step's, or the one it was given `last`. None if it was no reply."""
-        unlike = [*self._looks.odd(), *self._looks.outliers()]
-        odd = sorted({i for i in unlike if i not in self.barred})
-        blamed = odd or ([] if last is None else [last])
-        self.barred |= dict.fromkeys(blamed, f"its reply broke the round: {one_line(error)}"[:300])
-        return blamed
+        odd_or_outlying = [*self._looks.odd(), *self._looks.outliers()]
+        odd = sorted({i for i in odd_or_outlying if i not in self.barred})
+        suspected = odd or ([] if last is None else [last])
+        self.barred |= dict.fromkeys(suspected, f"its reply broke the round: {one_line(error)}"[:300])
+        return suspected
 
-    def strange(self) -> list[Id]:
+    def outliers(self) -> list[Id]:
         """The clients whose replies were in this step of other types than the others', from now on `barred`."""
-        strange = {i: why for i, why in self._looks.outliers().items() if i not in self.barred}
-        self.barred |= strange
-        return list(strange)
+        outliers = {i: why for i, why in self._looks.outliers().items() if i not in self.barred}
+        self.barred |= outliers
+        return list(outliers)

@@ -78,8 +78,8 @@ class Origin:
     waiting: list[Waiting]
     under_way: UnderWay
     clock: float
-    lines: list[DeltaStream]
-    heard: dict[Id, Acknowledged]
+    streams: list[DeltaStream]
+    acknowledged: dict[Id, Acknowledged]
 
     @classmethod
     def start(cls, problem: Problem) -> Self:

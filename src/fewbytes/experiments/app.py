@@ -32,7 +32,7 @@ from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
 from fewbytes.running.settings import ROUNDING, Settings
-from fewbytes.running.watcher import HEARD, Passing
+from fewbytes.running.watcher import EVENT_NAMES, Passing
 
 EVENTS = "deployment/events.jsonl"
 """The file in a run folder to which the server writes events for `fewbytes deploy`, if that made the folder."""
@@ -152,7 +152,7 @@ class _EventLog(Passing):
         self.write("started", rounds=rounds, done=done)
 
     def pass_on(self, event: str, *what: Any) -> None:
-        if event in HEARD:
+        if event in EVENT_NAMES:
             self.write(event, what=what)
         if event in LOGGED:
             print(LOGGED[event](*what), flush=True)

@@ -27,7 +27,7 @@ from fewbytes.flower.private import cli, files, programs
 from fewbytes.flower.processes import Processes
 from fewbytes.running.checkpoint import Checkpoints
 from fewbytes.running.signals import terminating
-from fewbytes.running.watcher import HEARD, Watcher
+from fewbytes.running.watcher import EVENT_NAMES, Watcher
 
 LOOPBACK = "127.0.0.1:0"
 KINDS = ("resident", "stock")
@@ -271,7 +271,7 @@ class Deployment:
                     case "started":
                         begun = True
                         watcher.started(self.out, event["rounds"], event["done"])
-                    case name if name in HEARD:
+                    case name if name in EVENT_NAMES:
                         getattr(watcher, name)(*event["what"])
                     case "interrupted":  # somebody ended the server: handle it as our own interrupt
                         raise KeyboardInterrupt

@@ -85,7 +85,7 @@ class Diary(msgspec.Struct):
 class Allowance:
     """A run's diary at a node (`fewbytes.core.privacy.Diary`), whose trainings count in all runs together.
 
-    `folder`: of the node's run folders, beside which the diaries outlive them. `run`: its name. `said`: all that the
+    `folder`: of the node's run folders, which the diaries outlive. `run`: its name. `settings`: all that the
     server says of the run: of other settings noise is never the same. `allows`: what runs may take of the node; if it
     does not say whose data are here (`holds` is None), all that was ever spent on the node counts together, as it is
     the server that says which client it asks.
@@ -96,12 +96,12 @@ class Allowance:
         store: ClientStore,
         folder: Path,
         run: str,
-        said: str,
+        settings: str,
         terms: SamplePrivacy,
         allows: Allows,
     ) -> None:
         self._holds, self._name = allows.holds, "node" if allows.holds is None else str(allows.holds)
-        self.store, self.folder, self.run, self.said, self.terms = store, folder / FOLDER, run, said, terms
+        self.store, self.folder, self.run, self.settings, self.terms = store, folder / FOLDER, run, settings, terms
         promise = terms.privacy
         self._promise = Allowed(promise.epsilon, promise.delta)
         self._allowed = allows.privacy
@@ -109,7 +109,7 @@ class Allowance:
 
     def secret(self) -> bytes:
         """32 bytes that nobody else knows, the same for the same run, asked for in the same words."""
-        return blake3(self.store.secret() + self.said.encode()).digest()
+        return blake3(self.store.secret() + self.settings.encode()).digest()
 
     def trained(self, client: Id, begin: bytes, spent: Steps) -> int:
         """As in `Diary`, and in all runs. Raises FewbytesError where these may not spend so much."""
@@ -124,7 +124,7 @@ class Allowance:
                     file.write(written + blake3(written).digest())
         return self.store.trained(client, key, spent)
 
-    def told(self, samples: int) -> tuple[float, float | None]:
+    def spending(self, samples: int) -> tuple[float, float | None]:
         """What other runs have spent of a client's so many samples, and how much all may. Raises FewbytesError where
         this run would come to more."""
         diary = self._diary()
@@ -174,9 +174,9 @@ def _read(path: Path) -> Diary | None:
     """None if there is none. Raises UserError for one that was damaged."""
     try:
         with open(path, "rb", opener=open_plain) as file:
-            held = file.read()
-        if len(held) > 32 and blake3(held[:-32]).digest() == held[-32:]:
-            return msgspec.msgpack.decode(held[:-32], type=Diary)
+            content = file.read()
+        if len(content) > 32 and blake3(content[:-32]).digest() == content[-32:]:
+            return msgspec.msgpack.decode(content[:-32], type=Diary)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError):

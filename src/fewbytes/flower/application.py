@@ -67,7 +67,7 @@ def is_installed(bundle: bytes) -> bool:
             if packed or not known or sum(member.file_size for member in members) > UNPACKED_BYTES:
                 return False
             files = {member.filename: there.read(member) for member in members}
-        said = files.pop(MANIFEST).decode().splitlines()
+        listed = files.pop(MANIFEST).decode().splitlines()
         described = tomllib.loads(files["pyproject.toml"].decode())
         wanted = application_files(described["tool"]["flwr"]["app"]["config"])
     except (
@@ -84,4 +84,4 @@ def is_installed(bundle: bytes) -> bool:
     ):
         return False
     same = all(files[name] == text.encode() for name, text in wanted.items() if name != "pyproject.toml")
-    return same and described == tomllib.loads(wanted["pyproject.toml"]) and sorted(said) == manifest_of(files)
+    return same and described == tomllib.loads(wanted["pyproject.toml"]) and sorted(listed) == manifest_of(files)

@@ -57,7 +57,7 @@ class Served(NamedTuple):
     method: Method
     task: Task
     allowed: tuple[str, ...] | None = None  # what the server may name here (`only_allowed`); None: it names nothing
-    said: str = ""  # the settings that the server says
+    settings: str = ""  # the settings that the server says
 
 
 def client_app(
@@ -102,14 +102,14 @@ class _Client:
 
 def _register(shared: _Shared, app: ClientApp | None = None) -> ClientApp:
     client = shared.value
-    made: dict[Any, Task] = {}  # by node
+    tasks: dict[Any, Task] = {}  # by node
 
     def find(context: Context) -> Served:
         me = None if isinstance(client.task, Task) else context.node_config.get("partition-id")
-        if me not in made:
+        if me not in tasks:
             task = client.task if isinstance(client.task, Task) else client.task(context)
-            made[me] = client.method.adapted(task)
-        return Served(f"{shared.key} {me}", client.method, made[me])
+            tasks[me] = client.method.adapted(task)
+        return Served(f"{shared.key} {me}", client.method, tasks[me])
 
     app = _SharedApp(shared) if app is None else app
     place: FramePlace | None = client.frame_folder
@@ -137,7 +137,7 @@ def make_client_app(
             done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
         except Exception as error:  # Flower would tell the server where, and of what file
             done, reply = unable(order.job, error), b""
-        answer = msgspec.msgpack.encode(_told(done))
+        answer = msgspec.msgpack.encode(_public(done))
         name = frame_folder.put(reply) if frame_folder is not None and reply else ""
         return Message(write_content(answer, reply, name, sealed(text, answer, reply)), reply_to=message)
 
@@ -162,7 +162,7 @@ def _served(
     if here is not None and int(here) != job.client:
         wrong = f"this node holds client {int(here)}, it was asked as client {job.client}: its partition-id is wrong"
         return Done(job.number, error=wrong), b""
-    key, method, task, allowed, said = find(context)
+    key, method, task, allowed, settings = find(context)
     base = Path(str(context.node_config.get("folder") or folder or default_folder() / "nodes"))
     counted = here if frame_folder is None and task.problem.privacy is not None else None
     where = (key, str(base), order.run, counted)
@@ -173,7 +173,7 @@ def _served(
             _nodes[where] = FarNode(method, task, frame_folder.keeper, order.run)
         else:
             allows = _allows(context.node_config) if frame_folder is None else None
-            _nodes[where] = Node(method, task, base, order.run, said, allows)
+            _nodes[where] = Node(method, task, base, order.run, settings, allows)
         torch.set_num_threads(int(context.node_config.get("threads", 1)))  # equal bit for bit only at 1
         keep_memory()
     node = _nodes[where]
@@ -191,16 +191,16 @@ def _allows(config: Mapping[str, Any]) -> Allows:
     """As a node's configuration says. Raises UserError for what is no number, or none that can be."""
     usual = Allows()
     runs, drift = config.get("max-runs", usual.run_folders), config.get("max-drift", usual.drift)
-    here, said = config.get("partition-id"), str(config.get("privacy-in-all", ""))
+    here, in_all = config.get("partition-id"), str(config.get("privacy-in-all", ""))
     with suppress(ValueError, OverflowError):
         if float(drift) >= 0:  # which NaN is not
             return Allows(
-                int(runs), Allowed.read(said) if said else None, float(drift), None if here is None else int(here)
+                int(runs), Allowed.read(in_all) if in_all else None, float(drift), None if here is None else int(here)
             )
     raise UserError(f"max-runs and max-drift are numbers in this node's configuration, not {runs!r}, {drift!r}")
 
 
-def _told(done: Done) -> Done:
+def _public(done: Done) -> Done:
     """What the server is told: of an error no more than `public_text` says, no folder but those under FEWBYTES_DATA,
     and no trace; all of it goes to this node's log."""
     if not done.error or done.error.startswith(DIFFERENT):
@@ -298,8 +298,8 @@ def serve(
     clients; without names (no authentication) a node is asked for its partition-id. `settings`: the other fields of
     `fewbytes.running.settings.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
     """
-    made = Settings.of({"out": out, **settings}, option_of(method))
-    return serve_run(grid, Run.of(method, task, made, policy), names)
+    checked = Settings.of({"out": out, **settings}, option_of(method))
+    return serve_run(grid, Run.of(method, task, checked, policy), names)
 
 
 def serve_run(grid: Grid, run: Run, names: Sequence[str] = (), exchange: Exchange | None = None) -> Result:

@@ -48,7 +48,7 @@ def start(
     home: Path,
     output: Any,
     errors: Any,
-    heard: int = subprocess.DEVNULL,
+    stdin: int = subprocess.DEVNULL,
     variables: Mapping[str, str] = ENVIRONMENT,
 ) -> subprocess.Popen[bytes]:
     """Start one of Flower's commands in a session of its own."""
@@ -68,7 +68,7 @@ def start(
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours are never used there
         return subprocess.Popen(
             [executable(command[0]), *command[1:]], env=environment,
-            stdin=heard, stdout=output, stderr=errors,
+            stdin=stdin, stdout=output, stderr=errors,
             start_new_session=True, preexec_fn=die_with_parent, umask=0o077,
         )  # fmt: skip
 

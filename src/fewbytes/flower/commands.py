@@ -35,19 +35,19 @@ class Commands:
         """What a command prints. Raises FewbytesError if it does not in COMMAND_SECONDS, or at all."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        end, said = f"\n{END}\n".encode(), b""
+        end, output = f"\n{END}\n".encode(), b""
         deadline = time.monotonic() + COMMAND_SECONDS
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(list(command[1:])).encode() + b"\n")
             self.process.stdin.flush()
-        while not said.endswith(end):
+        while not output.endswith(end):
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             more = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
             if not more:
-                why = "it has ended: " + last_words(said) if ready else f"no answer in {COMMAND_SECONDS} s"
+                why = "it has ended: " + last_words(output) if ready else f"no answer in {COMMAND_SECONDS} s"
                 raise FewbytesError(f"{' '.join(command)}: {why}")
-            said += more
-        return said.removesuffix(end)
+            output += more
+        return output.removesuffix(end)
 
     def close(self) -> None:
         """End it."""

@@ -65,7 +65,7 @@ class Fleet:
             self._client = calls.connect(superlink, ca.read_bytes(), self._key)
         except (OSError, ValueError) as error:
             raise UserError(f"{ca}: not the certificate of a SuperLink: {one_line(error)}") from None
-        self._heard = False  # whether the SuperLink has ever answered
+        self._answered = False  # whether the SuperLink has ever answered
         self._superlink, self._memory, self._say, self._stop = superlink, memory, say, stop
         self._node: Any = None
         with suppress(OSError, ValueError):
@@ -79,7 +79,7 @@ class Fleet:
         A node that crashed is still considered connected, and a new connection is refused for a minute; a heartbeat
         with its key and number is enough to continue.
         """
-        wait, told = 0.2, False
+        wait, reported = 0.2, False
         while True:
             try:
                 if self._node is not None and self._alive():
@@ -92,9 +92,9 @@ class Fleet:
                 if self._node is not None:  # by a SuperLink that has given it no number yet, or another
                     self._node = None
                     continue
-                if not told:
+                if not reported:
                     self._say(f"waiting: the SuperLink at {self._superlink} does not accept this node yet: {refused}")
-                told = True
+                reported = True
             self.wait(wait)
             wait = min(2 * wait, SLOWEST)
         self._say(f"connected to {self._superlink}")
@@ -221,31 +221,31 @@ class Fleet:
     def _ask(self, call: Callable[[], T]) -> T:
         """The result of `call`, as soon as the SuperLink answers. Raises Refused, RunOver, Stopped; UserError if the
         server does not match the certificate."""
-        wait, since, told, failed = FASTEST, time.monotonic(), False, 0
+        wait, since, reported, failed = FASTEST, time.monotonic(), False, 0
         while not self._stop.is_set():
             try:
                 answer = call()
-                self._heard = True
-                if told:
+                self._answered = True
+                if reported:
                     self._say(f"contact with the SuperLink at {self._superlink} restored: it answers again")
                 return answer
             except httpx.HTTPStatusError as error:
-                status, said = error.response.status_code, _said(error)
-                if status == httpx.codes.FORBIDDEN and said:
-                    raise RunOver(said) from None
-                why = WHY.get(status) or said or f"HTTP status {status}"
+                status, reason = error.response.status_code, _reason(error)
+                if status == httpx.codes.FORBIDDEN and reason:
+                    raise RunOver(reason) from None
+                why = WHY.get(status) or reason or f"HTTP status {status}"
                 failed += status == httpx.codes.INTERNAL_SERVER_ERROR
                 wait = FASTEST if failed == 1 else wait  # it is reachable again
                 if status < 500 or failed == FAILURES:
                     raise Refused(why) from None
             except (httpx.RequestError, ValueError) as error:  # ValueError: an unreadable answer
                 why = one_line(error)
-                if "certificate" in why.lower() and not self._heard:
+                if "certificate" in why.lower() and not self._answered:
                     raise UserError(f"the SuperLink at {self._superlink} does not match ca: {why}") from None
-            if not told and time.monotonic() - since + wait > SLOWEST / 2:
+            if not reported and time.monotonic() - since + wait > SLOWEST / 2:
                 after = "retrying. If the run has finished, press Ctrl-C"
                 self._say(f"waiting: the SuperLink at {self._superlink} does not answer ({why}); {after}")
-                told = True
+                reported = True
             self.wait(wait * random.uniform(0.5, 1.5))  # so that nodes do not all reconnect at once
             wait = min(2 * wait, AGAIN_SECONDS)
         raise Stopped
@@ -262,7 +262,7 @@ def _private(key: Path) -> EllipticCurvePrivateKey:
     return private
 
 
-def _said(error: httpx.HTTPStatusError) -> str:
+def _reason(error: httpx.HTTPStatusError) -> str:
     """Flower's reason why the SuperLink refused a request; empty if the answer is not Flower's."""
     with suppress(ValueError, httpx.HTTPError):
         return cleaned(calls.reason(error.response.text))

@@ -68,8 +68,8 @@ def _length(scope: dict[str, Any]) -> float:
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return math.inf
-    said = headers.get(b"content-length", b"0")
-    return int(said) if said.isdigit() else math.inf
+    given = headers.get(b"content-length", b"0")
+    return int(given) if given.isdigit() else math.inf
 
 
 def _from_here(scope: dict[str, Any]) -> bool:
@@ -81,10 +81,10 @@ def _from_here(scope: dict[str, Any]) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def knows(token: bytes, said: str | bytes | None) -> bool:
+def knows(token: bytes, given: str | bytes | None) -> bool:
     """Whether who said this knows the token."""
-    said = said.encode() if isinstance(said, str) else said or b""
-    return bool(token) and hmac.compare_digest(said, token)
+    given = given.encode() if isinstance(given, str) else given or b""
+    return bool(token) and hmac.compare_digest(given, token)
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def main() -> None:
         superlink.run_superlink(
             secret,
             lambda app: Gate(LongPolling(app, requests), requests.FLEET, superlink.is_node),
-            lambda said: knows(token, said),
+            lambda given: knows(token, given),
         )
     else:
         from fewbytes.flower.private.supernode import run_supernode

@@ -19,14 +19,14 @@ HOLD_SECONDS = 20.0
 """How long a request for messages is held: less than nodes and proxies wait for an answer."""
 TIMES = 5
 """How often an unconfirmed message is sent."""
-HEARD = (200, 403)
+CONFIRMED_STATUSES = (200, 403)
 """The statuses of a confirmed message; the second: the message's run has finished."""
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class Speech(Protocol):
+class MessageRequests(Protocol):
     """What is said in the requests that matter here, by path and body."""
 
     ASKED: str
@@ -76,29 +76,29 @@ class _Waiting:
 class LongPolling:
     """An ASGI application: `app`, in which who asks for a message waits until there is one."""
 
-    def __init__(self, app: Callable[..., Any], speech: Speech) -> None:
-        self.app, self.speech = app, speech
+    def __init__(self, app: Callable[..., Any], requests: MessageRequests) -> None:
+        self.app, self.requests = app, requests
         self._nodes: dict[int, _Waiting] = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve a request."""
         path = scope.get("path")
-        if scope["type"] != "http" or path not in (self.speech.ASKED, self.speech.CONFIRMED, self.speech.LEFT):
+        if scope["type"] != "http" or path not in (self.requests.ASKED, self.requests.CONFIRMED, self.requests.LEFT):
             await self.app(scope, receive, send)
             return
         body = await _body(receive)
         if body is None:
             return
-        answer = await self._hold(scope, body, receive) if path == self.speech.ASKED else await self._run(scope, body)
+        answer = await self._hold(scope, body, receive) if path == self.requests.ASKED else await self._run(scope, body)
         if answer is None:
             return
         with contextlib.suppress(ValueError):
-            if path == self.speech.CONFIRMED and answer.start["status"] in HEARD:
-                node, message = self.speech.confirmed(body)
+            if path == self.requests.CONFIRMED and answer.start["status"] in CONFIRMED_STATUSES:
+                node, message = self.requests.confirmed(body)
                 if node in self._nodes and self._nodes[node].message == message:
                     self._nodes[node].last = None
-            elif path == self.speech.LEFT:
-                for number in self.speech.nodes_for(body):
+            elif path == self.requests.LEFT:
+                for number in self.requests.nodes_for(body):
                     if number in self._nodes:
                         self._nodes[number].wake()
         await send(answer.start)
@@ -110,7 +110,7 @@ class LongPolling:
         The application says each time who may ask: who may not is answered at once.
         """
         try:
-            node = self.speech.node_of(body)
+            node = self.requests.node_of(body)
         except ValueError:
             return await self._run(scope, body)
         deadline, newer = time.monotonic() + HOLD_SECONDS, asyncio.Event()
@@ -123,7 +123,7 @@ class LongPolling:
                 if answer.start["status"] != 200:
                     return answer
                 waiting = self._nodes.setdefault(node, _Waiting())  # only now, when it is known for a node
-                if message := self.speech.message_in(answer.body):
+                if message := self.requests.message_in(answer.body):
                     waiting.last, waiting.message, waiting.times = answer, message, TIMES - 1
                     waiting.wake()  # if this answer is lost, the next request gets the message
                     return answer

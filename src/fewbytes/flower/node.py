@@ -93,13 +93,13 @@ class Node:
 
     `folder`: where run folders go on this node. The files of a client lie in `<run>/checkpoint/clients`: its state in
     the versions the server may ask for, and its last reply, so that an order that comes twice is answered twice but
-    done once. Both survive a loss of power once the order is answered. `said`: all that the server says of the run.
+    done once. Both survive a loss of power once the order is answered. `settings`: all that the server says of the run.
     `allows`: how much runs may take; None: of a simulation, whose server and nodes end together, so that no reply need
     be kept.
     """
 
     def __init__(
-        self, method: Method, task: Task, folder: Path, run: str, said: str = "", allows: Allows | None = USUAL
+        self, method: Method, task: Task, folder: Path, run: str, settings: str = "", allows: Allows | None = USUAL
     ) -> None:
         if not RUN_NAME.fullmatch(run):
             raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
@@ -113,7 +113,7 @@ class Node:
         remove_leftovers(self.store.folder)
         terms, self._allowance = task.problem.privacy, None
         if allows is not None and terms is not None:
-            self._allowance = Allowance(self.store, folder, run, said, terms, allows)
+            self._allowance = Allowance(self.store, folder, run, settings, terms, allows)
         self.runner = Runner(method, task, self.store, True, self._allowance)
         if allows is not None and allows.drift != math.inf:
             self.runner.check = partial(check_drift, task.problem, most=allows.drift)
@@ -141,7 +141,7 @@ class Node:
         spent = None
         if self._allowance is not None:
             try:
-                spent = self._allowance.told(sum(train))
+                spent = self._allowance.spending(sum(train))
             except FewbytesError as error:
                 return Done(number, error=str(error))
         allowed = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}

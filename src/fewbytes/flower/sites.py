@@ -46,7 +46,7 @@ class GridSites(Sites):
     def gather(self, new: bool) -> None:
         """Wait for the clients that are to take part from the start or, if the run is not `new`, again."""
         wanted = set(self._roster.clients)
-        there = self._hear(self._connected(wanted, starting=True))
+        there = self._learn_counts(self._connected(wanted, starting=True))
         if (first := next(iter(self._unable), None)) is not None and len(there) < self._needed(wanted):
             raise UserError(f"{self.called(first)} cannot take part: {self._unable[first]}")
         if new:
@@ -60,7 +60,7 @@ class GridSites(Sites):
         else:
             self._nodes.refresh()
             there = [i for i in due if i in self._nodes.of]
-        able = self._hear(there)
+        able = self._learn_counts(there)
         return able, [self._absence(i) for i in due if i not in able]
 
     def patient(self, tries: int) -> bool:
@@ -99,7 +99,9 @@ class GridSites(Sites):
                 reported = len(wanted & of.of.keys())
                 self._watcher.waiting(reported, len(wanted))
             new = sorted(wanted & of.of.keys() - self._unable.keys())
-            self._hear([i for i in new if i not in self._roster.sample_counts])  # to learn at once what must be fixed
+            self._learn_counts(
+                [i for i in new if i not in self._roster.sample_counts]
+            )  # to learn at once what must be fixed
             self._link.wait(max(self._link.exchange.poll, 0.2))
             of.refresh(starting)
         there, needed = sorted(wanted & of.of.keys()), self._needed(wanted)
@@ -115,7 +117,7 @@ class GridSites(Sites):
         """How many of the wanted clients must take part."""
         return math.ceil(self._policy.min_replies * len(wanted))
 
-    def _hear(self, clients: Sequence[Id]) -> list[Id]:
+    def _learn_counts(self, clients: Sequence[Id]) -> list[Id]:
         """Learn what clients hold whose data are not here, as far as their nodes say; those that can take part.
 
         Why one cannot is said once for each reason, and it is asked again before the next round.
@@ -142,14 +144,16 @@ class GridSites(Sites):
             self._unable[client] = why
             self._watcher.refused(client, self._with_name(client, why))
 
-    def _counts(self, said: SampleCounts) -> SampleCounts:
+    def _counts(self, reported: SampleCounts) -> SampleCounts:
         """What a node said, where it can be; the sum where the classes are not those that are known here."""
-        counts = [said] if isinstance(said, int) else said
+        counts = [reported] if isinstance(reported, int) else reported
         if counts is None or not all(0 <= count < MOST_SAMPLES for count in counts):
             return None
-        if isinstance(said, int) or said is None:
-            return said
-        return said if len(said) == len(self._terms.task.data.groups or self._problem.classes) else sum(said)
+        if isinstance(reported, int) or reported is None:
+            return reported
+        return (
+            reported if len(reported) == len(self._terms.task.data.groups or self._problem.classes) else sum(reported)
+        )
 
     def _absence(self, client: Id) -> LeftOut:
         if self._transport.reaches(client) and client in self._unable:

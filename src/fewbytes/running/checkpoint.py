@@ -187,7 +187,7 @@ class Checkpoints:
             except (FrameError, OSError) as error:
                 raise UserError(f"the checkpoint {path} names {each}, which is gone or damaged ({error})") from None
 
-    def made(self, engine: Engine, progress: Progress, exchanges: int, rows: str) -> Checkpoint:
+    def build(self, engine: Engine, progress: Progress, exchanges: int, rows: str) -> Checkpoint:
         """A checkpoint of a run. What is new in it is added to the files that only grow: the `rows`, and what the
         ledger has after so many `exchanges`."""
         return Checkpoint(
@@ -202,8 +202,8 @@ class Checkpoints:
             waiting=engine.outbox.waiting.packed(),
             under_way=engine.streaming.at_work.packed(),
             clock=engine.streaming.clock.now,
-            lines=list(engine.outbox.downlink.lines.values()),
-            heard=msgspec.msgpack.encode(engine.outbox.downlink.heard),
+            lines=list(engine.outbox.downlink.streams.values()),
+            heard=msgspec.msgpack.encode(engine.outbox.downlink.acknowledged),
             versions=torch.tensor(sorted(engine.roster.versions.items()), dtype=torch.int64).view(-1, 2),
             ledger=self.ledger.grow(engine.ledger.tobytes(exchanges)),
             handlers=engine.ledger.handlers,

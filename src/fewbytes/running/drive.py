@@ -14,7 +14,7 @@ from fewbytes.core.devices import open_device
 from fewbytes.engines.engine import Engine
 from fewbytes.engines.terms import Origin, Terms
 from fewbytes.models.files import save_model
-from fewbytes.running.folder import held
+from fewbytes.running.folder import locked_folder
 from fewbytes.running.loop import Loop
 from fewbytes.running.promises.every import promises_of
 from fewbytes.running.result import Result
@@ -43,7 +43,7 @@ def _drive(run: Run, folder: Path, connect: Connect) -> Result:
     loop = Loop(method, task, settings, folder, promises_of(run, folder))
     for note in run.notes:
         settings.watcher.note(note)
-    with held(folder):
+    with locked_folder(folder):
         checkpoint = loop.begin()
         with connect(run.terms(folder), loop.origin(checkpoint)) as engine:
             open_device(task.problem.device)
@@ -51,8 +51,8 @@ def _drive(run: Run, folder: Path, connect: Connect) -> Result:
             model = method.global_model(loop.state, task.problem)
             if settings.save_models:
                 about = task.described() | _without_places(settings.about)
-                for name, made in method.server_models(loop.state, task.problem).items():
-                    save_model(made, folder / "models" / f"{name}.safetensors", about)
+                for name, each in method.server_models(loop.state, task.problem).items():
+                    save_model(each, folder / "models" / f"{name}.safetensors", about)
                 engine.sites.save_models(folder / "models", about, engine.step.t)
         return Result(folder, summary, loop.rows, engine.ledger, model)
 

@@ -14,7 +14,7 @@ from fewbytes.core.method import Method
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Make the folder, and lock it against other processes. Raises UserError if one runs in it."""
     try:
         private_folder(folder / "checkpoint")
@@ -36,8 +36,8 @@ def begin_folder(folder: Path, method: Method, rounds: int, seed: int, config: s
     if (folder / "gallery").exists():
         raise UserError(f"{folder} already holds a gallery, of another run: choose another folder")
     if config is None:
-        made = {"method": method.method_name, "rounds": rounds, "seed": seed}
-        config = msgspec.toml.encode(made | {"parameters": method.parameters}).decode()
+        head = {"method": method.method_name, "rounds": rounds, "seed": seed}
+        config = msgspec.toml.encode(head | {"parameters": method.parameters}).decode()
     write_text(folder / "config.toml", config)
     write_text(folder / "rounds.jsonl", "")
 

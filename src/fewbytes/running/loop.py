@@ -29,7 +29,7 @@ from fewbytes.running.rounds import Rounds
 from fewbytes.running.scoring import score
 from fewbytes.running.settings import Settings
 from fewbytes.running.signals import terminating
-from fewbytes.running.steps import say_where, take
+from fewbytes.running.steps import add_place, take
 from fewbytes.running.summary import Outcome, summary, write_results
 from fewbytes.wire import unpack_state
 
@@ -96,7 +96,7 @@ class Loop:
         if checkpoint is None:
             self.state = self.method.server(self.task.problem)
         else:
-            self._go_on(checkpoint)
+            self._resume(checkpoint)
         self.watcher.started(self.folder, self.rounds.last, 0 if checkpoint is None else checkpoint.round)
         if self.rounds.last < self.rounds.planned:
             self.watcher.stopped(self.rounds.last, self.rounds.why)
@@ -112,7 +112,7 @@ class Loop:
             self.checkpoints.settle()
             raise
         except Exception as error:
-            say_where(error, self.method.method_name, engine.step.t)
+            add_place(error, self.method.method_name, engine.step.t)
             if more := "".join(promise.explain(error) for promise in self.promises):
                 error.args = (f"{error}{more}",)
             self.watcher.ended({"status": "failed", "why": str(error) or type(error).__name__})
@@ -124,7 +124,7 @@ class Loop:
                 self.watcher.ended(self._summary())
         return self._summary()
 
-    def _go_on(self, checkpoint: Checkpoint) -> None:
+    def _resume(self, checkpoint: Checkpoint) -> None:
         """Restore everything from the checkpoint."""
         self._recall_state(checkpoint)
         self.seconds, self.engine.memory.peak = checkpoint.seconds, checkpoint.peak_memory_bytes
@@ -205,7 +205,7 @@ class Loop:
         checkpoints.settle()
         rows = "".join(json.dumps(row) + "\n" for row in self.rows[lines:])
         progress = Progress(self.fingerprint, self.starts, self.seconds, done.round, done.phase, self.state)
-        checkpoints.write(checkpoints.made(engine, progress, exchanges, rows), engine)
+        checkpoints.write(checkpoints.build(engine, progress, exchanges, rows), engine)
         if done.released:
             checkpoints.settle()  # what spends privacy is sent once it is counted for good
         for promise in self.promises:
@@ -233,9 +233,9 @@ class Loop:
         self.watcher.moved(totals["uplink_bytes"], totals["downlink_bytes"])
 
     def _summary(self) -> dict[str, Any]:
-        told = self.rounds.told()
+        entries = self.rounds.result_entries()
         for promise in self.promises:
-            told |= promise.told()
+            entries |= promise.result_entries()
         outcome = Outcome(self.status, self.rounds.last, self.seconds, self.engine.memory.peak)
-        about, counts = self.settings.about | told, self.counts.held
+        about, counts = self.settings.about | entries, self.counts.counts
         return summary(self.method, self.task, self.rows, self.engine.ledger, counts, outcome, about)

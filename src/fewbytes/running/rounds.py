@@ -29,7 +29,7 @@ class Rounds:
         """Whether a limit may end the run by what is known once a round is over, or scored."""
         return any(limit.known == known for limit in self._limits)
 
-    def told(self) -> dict[str, Any]:
+    def result_entries(self) -> dict[str, Any]:
         """The limits, and which of them ended the run, for result.json."""
-        told = {key: value for limit in self._limits for key, value in limit.told().items()}
-        return told | {"ended_by": self._ended_by if self.last < self.planned else None} if told else {}
+        entries = {key: value for limit in self._limits for key, value in limit.result_entries().items()}
+        return entries | {"ended_by": self._ended_by if self.last < self.planned else None} if entries else {}

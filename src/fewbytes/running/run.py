@@ -47,10 +47,10 @@ class Run:
         policy.check(len(task.problem.clients))
         task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
         method.handlers()  # raises for one that is no handler
-        made = cls(method, task, settings, policy)
-        made._check_settings()
-        made._check_promise()
-        return made if settings.resume else replace(made, notes=made._tried())
+        run = cls(method, task, settings, policy)
+        run._check_settings()
+        run._check_promise()
+        return run if settings.resume else replace(run, notes=run._tried())
 
     @property
     def rounds(self) -> int:

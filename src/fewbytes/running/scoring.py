@@ -49,8 +49,8 @@ def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
     if model is not None:
         show = engine.network.show if last else None
         with all_cores(), seeded(problem.seed, "score", engine.step.t):
-            told = problem.objective.score(model, engine.task.data.test, problem.device, problem.precision, show)
-        found = merged(found, {metric: {"global": value} for metric, value in told.items()})
+            values = problem.objective.score(model, engine.task.data.test, problem.device, problem.precision, show)
+        found = merged(found, {metric: {"global": value} for metric, value in values.items()})
     return found
 
 

@@ -26,13 +26,13 @@ def take(
     tries, guesses = 0, 0
     first: Exception | None = None  # the method's first error, raised if no client caused it
     while True:
-        blamed: list[Id] = []
+        suspected: list[Id] = []
         begin()
         try:
             step()
             engine.scheduler.idle()
-            blamed = engine.blame.strange()
-            if not blamed:
+            suspected = engine.suspects.outliers()
+            if not suspected:
                 return
         except TooFewReplies:
             engine.scheduler.abandon()
@@ -41,13 +41,13 @@ def take(
                 raise
         except Exception as error:
             first = first or error
-            blamed = [] if _of_the_author(error) else engine.blamed(error)
-            guesses += len(blamed) == 1
-            if not blamed or guesses > MOST_GUESSES:
+            suspected = [] if _of_the_author(error) else engine.suspected(error)
+            guesses += len(suspected) == 1
+            if not suspected or guesses > MOST_GUESSES:
                 raise first from None
-        if blamed:
-            who = ", ".join(engine.sites.called(i) for i in blamed)
-            note(f"round {engine.step.t}: repeated without {who}: {engine.blame.barred[blamed[0]]}")
+        if suspected:
+            who = ", ".join(engine.sites.called(i) for i in suspected)
+            note(f"round {engine.step.t}: repeated without {who}: {engine.suspects.barred[suspected[0]]}")
         go_back()
 
 
@@ -59,7 +59,7 @@ def _of_the_author(error: Exception) -> bool:
     return isinstance(error, NameError | ImportError)
 
 
-def say_where(error: Exception, method: str, t: int) -> None:
+def add_place(error: Exception, method: str, t: int) -> None:
     """Add method, round and line to an error of the method's server half."""
     if not isinstance(error, FewbytesError):
         error.add_note(f"{method}, round {t}")

@@ -86,8 +86,8 @@ class StopWhen:
         scored = [row["scores"][name] for row in rows if row["phase"] == "round" and row["scores"].get(name)]
         if not self.patience:
             reached = [of[self.kind] for of in scored if self.kind in of]
-            held = any(value >= self.value if self.at_least else value <= self.value for value in reached)
-            return f"{self} holds" if held else ""
+            holds = any(value >= self.value if self.at_least else value <= self.value for value in reached)
+            return f"{self} holds" if holds else ""
         kind = headline if any(headline in of for of in scored) else next((kind for of in scored for kind in of), "")
         curve = [of[kind] if metrics[0].higher else -of[kind] for of in scored if kind in of]
         since = len(curve) - 1 - curve.index(max(curve)) if curve else 0

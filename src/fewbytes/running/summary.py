@@ -146,12 +146,12 @@ def majority_class_accuracy(counts: dict[str, Any], data: FederatedData) -> dict
     if not labelled or data.learns != "classes":
         return {}
     train, test = np.array(counts["train"]), np.array(counts["test"])
-    held = test.sum(1) > 0
+    has_tests = test.sum(1) > 0
     rows = np.arange(len(test))
-    own = test[rows, train.argmax(1)][held] / test.sum(1)[held]
+    own = test[rows, train.argmax(1)][has_tests] / test.sum(1)[has_tests]
     server = data.test.labels
     accuracy = {}
-    if held.any():
+    if has_tests.any():
         accuracy["personalised"] = float(own.mean())
     if len(server):
         tested = np.isin(np.arange(train.shape[1]), server)

@@ -83,7 +83,7 @@ class Watcher:
         and `why`."""
 
 
-HEARD = ("waiting", "replied", "awaited", "joined", "refused", "moved", "scored", "note", "stopped")
+EVENT_NAMES = ("waiting", "replied", "awaited", "joined", "refused", "moved", "scored", "note", "stopped")
 """The events of a running run, by the names of a watcher's methods; all arguments can be written as JSON."""
 
 
@@ -122,11 +122,11 @@ class Passing(Watcher, ABC):
     ended = _passing("ended")
 
 
-Heard = Watcher | Callable[[dict[str, Any]], object]
+WatcherLike = Watcher | Callable[[dict[str, Any]], object]
 """A watcher, or a function that is called as its `scored`."""
 
 
-def together(given: Heard | Sequence[Heard]) -> Watcher:
+def together(given: WatcherLike | Sequence[WatcherLike]) -> Watcher:
     """One watcher that passes on to all. Raises UserError for what is none."""
     many = given if isinstance(given, Sequence) else [given]
     for each in many:

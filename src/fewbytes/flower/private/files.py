@@ -38,9 +38,9 @@ def purge(database: Path) -> None:
 
 def credentials(address: str, token: str) -> tuple[str, str]:
     """Name and text of the file in HOME by which `flwr` shows the SuperLink at that address the token."""
-    said = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": "none"}
+    entries = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": "none"}
     lines = (
         f"flower.account-auth.{address}.{key}: {base64.b64encode(value.encode()).decode()}\n"
-        for key, value in said.items()
+        for key, value in entries.items()
     )
     return "credentials.yaml", "".join(lines)

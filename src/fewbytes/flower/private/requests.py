@@ -28,8 +28,8 @@ def message_in(body: bytes) -> str:
 
 def confirmed(body: bytes) -> tuple[int, str]:
     """Which node confirms which message. Raises ValueError for a body that does not say."""
-    said = _parsed(ConfirmMessageReceivedRequest, body)
-    return int(said.node.node_id), str(said.message_object_id)
+    request = _parsed(ConfirmMessageReceivedRequest, body)
+    return int(request.node.node_id), str(request.message_object_id)
 
 
 def nodes_for(body: bytes) -> list[int]:

@@ -20,6 +20,6 @@ class Aggregate(Promise):
         """Say so."""
         engine.rule = self._rule
 
-    def told(self) -> dict[str, Any]:
+    def result_entries(self) -> dict[str, Any]:
         """The rule."""
         return {"aggregate": str(self._rule)}

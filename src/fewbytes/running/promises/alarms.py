@@ -37,7 +37,7 @@ class Alarms(Promise):
         self._seen: dict[Id, list[str]] = {}
         self._called: Callable[[Id], str] = str
 
-    def hear(self, round: int, updates: Mapping[Id, Comparison]) -> list[Id]:
+    def observe(self, round: int, updates: Mapping[Id, Comparison]) -> list[Id]:
         """Take a round's updates into account; who is named in it for the first time."""
         new = []
         for client, kind in standing_out(updates).items():
@@ -56,10 +56,10 @@ class Alarms(Promise):
     def recall(self, rows: Sequence[Row]) -> None:
         """Hear again what earlier lines say."""
         for row in rows:
-            self._hear_line(row)
+            self._observe_line(row)
 
-    def _hear_line(self, row: Row) -> list[Id]:
-        return self.hear(row["round"], {int(i): Comparison(*of) for i, of in row.get("updates", {}).items()})
+    def _observe_line(self, row: Row) -> list[Id]:
+        return self.observe(row["round"], {int(i): Comparison(*of) for i, of in row.get("updates", {}).items()})
 
     def begin(self, engine: Engine) -> None:
         """Learn what people call clients."""
@@ -72,7 +72,7 @@ class Alarms(Promise):
 
     def notes(self, phase: Phase) -> Iterable[str]:
         """Who stands out for the first time."""
-        for client in self._hear_line(phase.row) if phase.row else ():
+        for client in self._observe_line(phase.row) if phase.row else ():
             yield f"round {phase.round}: {self._called(client)} {self.named[client]}"
 
     def explain(self, error: Exception) -> str:
@@ -83,7 +83,7 @@ class Alarms(Promise):
         first, these = min(self.since.values()), ",".join(map(str, sorted(self.named)))
         return f" (before that {who}; continue without: --resume RUN --from-round {first - 1} --exclude {these})"
 
-    def told(self) -> dict[str, Any]:
+    def result_entries(self) -> dict[str, Any]:
         """Who stood out, by client."""
         named = {str(client): words for client, words in sorted(self.named.items())}
         return {"stands_out": named} if named else {}

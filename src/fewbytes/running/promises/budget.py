@@ -30,6 +30,6 @@ class Budget(Limit):
         fits = so_far + HEADROOM * max(rows[i]["uplink_bytes"] for i in rounds) <= self._budget
         return "" if fits else "another would exceed the budget"
 
-    def told(self) -> dict[str, Any]:
+    def result_entries(self) -> dict[str, Any]:
         """The budget."""
         return {self.name: self._budget}

@@ -18,14 +18,14 @@ from fewbytes.running.promises.promise import Opening, Promise, Row
 
 
 class PartitionCounts(Promise):
-    """What partition.json in a run folder holds, in `held`; None for clients whose nodes have said nothing yet."""
+    """What partition.json in a run folder holds, in `counts`; None for clients whose nodes have said nothing yet."""
 
     def __init__(self, data: FederatedData, folder: Path) -> None:
         self._path = folder / "partition.json"
-        self.held: dict[str, Any] = data.label_counts()
+        self.counts: dict[str, Any] = data.label_counts()
         for i, client in enumerate(data.clients):
             if not len(client.train):  # its data lie elsewhere: what its node says is entered once it is there
-                self.held["train"][i] = self.held["test"][i] = None
+                self.counts["train"][i] = self.counts["test"][i] = None
         self._entered: set[Id] = set()  # the clients whose nodes' figures are held
         self._resumed = False
 
@@ -41,30 +41,30 @@ class PartitionCounts(Promise):
         """Enter what the nodes of those say that have arrived, before they are served."""
         self._enter(opening.engine.roster.sample_counts)
 
-    def _enter(self, said: Mapping[Id, tuple[SampleCounts, SampleCounts]]) -> None:
+    def _enter(self, reported: Mapping[Id, tuple[SampleCounts, SampleCounts]]) -> None:
         """Enter the counts of training and test samples that nodes report. Raises UserError if a run resumes
         and a client's samples are not as many as they were."""
-        new = {i: counts for i, counts in said.items() if i not in self._entered}
+        new = {i: counts for i, counts in reported.items() if i not in self._entered}
         if not new:
             return
         if not self._entered and self._resumed:
             with suppress(OSError, ValueError):  # lost, or damaged
-                self.held = json.loads(self._path.read_text())
+                self.counts = json.loads(self._path.read_text())
         for client, counts in new.items():
-            before = self.held["train"][client], self.held["test"][client]
+            before = self.counts["train"][client], self.counts["test"][client]
             for was, now, split in zip(map(_total, before), map(_total, counts), ("training", "test"), strict=True):
                 if was and now and was != now:
                     raise UserError(
                         f"client {client} has {now} {split} samples and had {was} when the run began: give its node "
                         "the data it had, or begin a new run"
                     )
-            self.held["train"][client], self.held["test"][client] = counts
+            self.counts["train"][client], self.counts["test"][client] = counts
         self._entered |= new.keys()
         self.write()
 
     def write(self) -> None:
         """Write the file."""
-        write_text(self._path, json.dumps(self.held))
+        write_text(self._path, json.dumps(self.counts))
 
 
 def _total(counts: SampleCounts) -> int | None:

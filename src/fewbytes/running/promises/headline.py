@@ -1,4 +1,4 @@
-"""The kind of score that a method is judged by: people are told if nothing scores it."""
+"""The kind of score that a method is judged by: a note reports if nothing scores it."""
 
 from __future__ import annotations
 

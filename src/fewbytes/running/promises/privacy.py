@@ -52,8 +52,8 @@ class Spending(Promise):
         """Count what is spent: of clients, in how many noisy means; of samples, the most that a client says. Raises
         UserError for more than was promised."""
         if self.privacy is None:
-            told = phase.records.measures.pop("epsilon", {}).values()
-            self.epsilon = max([self.epsilon, *told])
+            entries = phase.records.measures.pop("epsilon", {}).values()
+            self.epsilon = max([self.epsilon, *entries])
             return
         if self.means + phase.released > self.privacy.rounds:
             raise UserError(f"dp: all {self.privacy.rounds} noisy means that were promised are spent: begin a new run")
@@ -71,7 +71,7 @@ class Spending(Promise):
             with replacing(self._kept, sync=True) as file:
                 file.write(str(self.means).encode())
 
-    def told(self) -> dict[str, Any]:
+    def result_entries(self) -> dict[str, Any]:
         """What was promised, and what is spent."""
-        told = {"dp": str(self.promise), "epsilon_spent": self.epsilon}
-        return told | ({} if self.privacy is None else {"noise_multiplier": self.privacy.multiplier})
+        entries = {"dp": str(self.promise), "epsilon_spent": self.epsilon}
+        return entries | ({} if self.privacy is None else {"noise_multiplier": self.privacy.multiplier})

@@ -114,7 +114,7 @@ class Promise:
         """What to add to an error that ends the run."""
         return ""
 
-    def told(self) -> dict[str, Any]:
+    def result_entries(self) -> dict[str, Any]:
         """Its part of result.json."""
         return {}
 

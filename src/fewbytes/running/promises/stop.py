@@ -36,6 +36,6 @@ class Stop(Limit):
             if missing := self._when.missing(phase.scores):
                 yield missing
 
-    def told(self) -> dict[str, Any]:
+    def result_entries(self) -> dict[str, Any]:
         """The condition."""
         return {self.name: str(self._when)}
