@@ -289,7 +289,7 @@ def test_a_method_says_that_it_streams(tmp_path):
     class Silent(Streamed):
         promises = fb.Promises(streams=False)
 
-    with pytest.raises(fb.MethodError, match=r"must say so: Promises\(streams=True\)"):
+    with pytest.raises(fb.MethodError, match=r"must declare it: Promises\(streams=True\)"):
         run(tmp_path / "run", Silent())
     with pytest.raises(fb.UserError, match="clusters"):
         Clustered(Streamed(), clusters=2)

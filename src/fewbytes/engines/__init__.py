@@ -1,1 +1,1 @@
-"""Where handlers run: in worker processes of this machine; what every engine shares."""
+"""The parts that all engines share, and the local engine, which runs handlers in worker processes."""

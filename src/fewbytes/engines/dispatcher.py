@@ -1,4 +1,4 @@
-"""Jobs on their way: sent over a transport, answers awaited in the order asked or as they come."""
+"""Sends jobs over a transport and waits for answers, in the order asked or as they arrive."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from fewbytes.engines.roster import Roster
 from fewbytes.engines.terms import Origin
 from fewbytes.engines.transport import Answer, Transport
 
-WINDOW = 8  # answers looked for at a time; the others wait where the transport keeps them
-AWAITED_SECONDS = 20.0  # after which people are told who is waited for
+WINDOW = 8  # answers polled at a time; the transport keeps the others
+AWAITED_SECONDS = 20.0  # after which the watcher learns which clients are awaited
 NOT_THERE = Answer("unreachable", "its node is not connected")
 Order = tuple[Job, Sequence[bytes]]
-"""A job, and the frames that travel with it."""
+"""A job and the frames sent with it."""
 
 
 @dataclass
 class Flight:
-    """A client that was asked, with which job (None: it could not be reached), until when it may answer, and what it
-    answered."""
+    """A request in flight: its client, its job (None: the client was unreachable), its deadline and its answer."""
 
     client: Id
     job: Job | None
@@ -35,13 +34,13 @@ class Flight:
 
     @property
     def came(self) -> Answer:
-        """The answer, once it is there."""
+        """The answer, after it has arrived."""
         assert self.answer is not None
         return self.answer
 
 
 class Dispatcher:
-    """Sends jobs and waits for answers, `patience` seconds (default: for ever)."""
+    """Sends jobs and waits for answers, at most `patience` seconds (default: no limit)."""
 
     def __init__(
         self, transport: Transport, roster: Roster, uplink: Uplink, origin: Origin, patience: float = math.inf
@@ -49,29 +48,29 @@ class Dispatcher:
         self.transport, self.roster, self.uplink, self.patience = transport, roster, uplink, patience
         self.memory = Memory(transport.processes)
         self.on_awaited: Callable[[list[Id]], None] = lambda clients: None
-        """Called with the clients that a call waits for, once it has for a while."""
-        self._numbers = itertools.count((origin.starts << 40) + 1)  # above all that have been used
+        """Called once per call with the clients that are still awaited after AWAITED_SECONDS."""
+        self._numbers = itertools.count((origin.starts << 40) + 1)  # above all numbers used before
 
     def next_number(self) -> int:
-        """A number no job or message of this run has had."""
+        """A number that no job or message of this run has used."""
         return next(self._numbers)
 
     def job(self, handler: str, client: Id, t: int, scored: bool) -> Job:
-        """A job for a client, from its last accepted state."""
+        """A job for a client that starts from its last accepted state."""
         version, rate = self.roster.versions.get(client, 0), self.uplink.rate(client)
         return Job(self.next_number(), handler, client, t, scored, version, rate=rate)
 
     def ask(
-        self, what: str, clients: Sequence[Id], t: int, scored: bool = False, call: int = 0, frame: bytes = b""
+        self, handler: str, clients: Sequence[Id], t: int, scored: bool = False, call: int = 0, frame: bytes = b""
     ) -> Iterator[tuple[Id, Answer]]:
-        """Ask clients for what is no handler of the method's; answers in the order asked."""
+        """Run one of the engine's own handlers on clients; yields answers in the order asked."""
         frames = [frame] if frame else []
-        for flight in self.in_order(clients, lambda i: (self.job(what, i, t, scored), frames), call):
+        for flight in self.in_order(clients, lambda i: (self.job(handler, i, t, scored), frames), call):
             yield flight.client, flight.came
             self.end([flight])
 
     def launch(self, client: Id, order: Callable[[Id], Order], call: int, deadline: float | None = None) -> Flight:
-        """Send a client its order, which is made if it can be reached."""
+        """Send a client its order; `order` is called only if the client is reachable."""
         deadline = time.monotonic() + self.patience if deadline is None else deadline
         if not self.transport.reaches(client):
             return Flight(client, None, deadline, NOT_THERE)
@@ -82,10 +81,10 @@ class Dispatcher:
     def in_order(
         self, asked: Sequence[Id], order: Callable[[Id], Order], call: int, enough: int | None = None
     ) -> Generator[Flight]:
-        """Ask clients, ahead of the reader but not far; answers in the order asked, each to be ended when it is read.
-        Closing it gives the others up.
+        """Ask clients, at most the transport's `ahead` in advance; yields flights in the order asked. The reader ends
+        each flight. Closing the generator cancels the others.
 
-        With `enough` fewer than those asked: the first so many to answer are taken, the others are surplus.
+        If `enough` is below the number of clients, the first `enough` answers count and the rest are surplus.
         """
         began = time.monotonic()
         choosing = enough is not None and enough < len(asked)
@@ -109,7 +108,7 @@ class Dispatcher:
             raise
 
     def _first(self, enough: int, flights: Sequence[Flight]) -> None:
-        """Wait until enough have answered; if they have, nobody else is waited for."""
+        """Wait until `enough` clients have answered, then mark the pending flights as surplus."""
         while pending := [flight for flight in flights if flight.answer is None]:
             if sum(flight.came.outcome == "answered" for flight in flights if flight.answer is not None) >= enough:
                 for flight in pending:
@@ -118,7 +117,7 @@ class Dispatcher:
             self._look(pending, len(pending))
 
     def first(self, flights: Sequence[Flight]) -> Flight:
-        """The first that has an answer; of several, the first of these."""
+        """Wait for an answer; returns the first flight in the list that has one."""
         while True:
             for flight in flights:
                 if flight.answer is not None:
@@ -126,11 +125,11 @@ class Dispatcher:
             self._look(flights, WINDOW)
 
     def end(self, flights: Sequence[Flight]) -> None:
-        """These answers have been read, or are not waited for any more."""
+        """Release these answers, and stop waiting for those that are missing."""
         self.transport.end([flight.job for flight in flights if flight.job is not None])
 
     def _look(self, flights: Sequence[Flight], most: int) -> None:
-        """Look for answers to these; who has not answered in time will not."""
+        """Poll for answers to these, at most `most`; flights past their deadline become late."""
         pending = {flight.job.number: flight for flight in flights if flight.job is not None}
         jobs = [flight.job for flight in pending.values() if flight.job is not None]
         for number, answer in self.transport.poll(jobs, most).items():
@@ -143,14 +142,14 @@ class Dispatcher:
 
 
 class Memory:
-    """The most memory that some processes have had together, shared pages counted once."""
+    """The peak memory of a group of processes, shared pages counted once."""
 
     def __init__(self, processes: Callable[[], list[int]]) -> None:
         self.peak = 0  # bytes
         self._processes, self._again = processes, 0.0
 
     def measure(self) -> None:
-        """Look at them; takes half a percent of the time."""
+        """Update the peak; takes at most half a percent of the time."""
         started = time.monotonic()
         if started >= self._again:
             self.peak = max(self.peak, sum(map(memory_bytes, self._processes())))
@@ -159,7 +158,7 @@ class Memory:
 
 
 def memory_bytes(pid: int) -> int:
-    """Proportional share of memory of a process in bytes; 0 where the system does not tell."""
+    """A process's proportional share of memory in bytes; 0 where the system does not report it."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)

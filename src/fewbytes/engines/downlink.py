@@ -1,4 +1,4 @@
-"""Messages that are rounded to their difference from what their receivers hold, and what those hold."""
+"""Rounded downloads: differences from the message that a client already has, and which client has which."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, LIMIT, Kind, base_f
 from fewbytes.wire import Base, Counted, Frame, base_of, counted, give, pack, unpack
 
 Position = tuple[str, int]
-"""Where on a line a client is: the line's name, and the number of the last message that it holds."""
+"""A client's position in a delta stream: the stream's name, and the number of the last message that it has."""
 Acknowledged = dict[str, Position]
-"""By handler, where a client is."""
+"""A client's position by handler."""
 
 
 @dataclass(frozen=True)
 class DeltaStream:
-    """What the last message was to one handler, of all clients with one model or of a single client.
+    """The last message to one handler, either of all clients with the same model or of a single client.
 
-    `held`: the message as its receivers hold it, a frame that is not coded. `lost`: by field and name, what rounding
-    has lost so far. `steps`: frames of differences to the message before, each; the last leads to this one.
+    `held`: the message as its receivers have it, an uncoded frame. `lost`: the accumulated rounding error, by field and
+    name. `steps`: frames of differences, each from the message before; the last leads to this message.
     """
 
     name: str
@@ -38,8 +38,7 @@ class DeltaStream:
 
 
 class Sent(NamedTuple):
-    """A frame as it travels: what papers count for it, what replies are coded against (None: nothing in it), and what
-    rounding it measured."""
+    """A frame as sent: its size as papers count it, the base of replies (None: nothing in it) and rounding measures."""
 
     frame: Frame | None
     counted: Counted
@@ -48,7 +47,7 @@ class Sent(NamedTuple):
 
 
 class LazyMessage(NamedTuple):
-    """A message, in memory or wherever it waits, and its class; those of equal `key` are equal."""
+    """A message that is loaded when it is sent, and its class; messages with equal `key` are equal."""
 
     key: Hashable
     kind: type[Any]
@@ -56,13 +55,13 @@ class LazyMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: Any) -> LazyMessage:
-        """One in memory, where it stays until it is sent."""
+        """Wrap a message that is in memory."""
         return cls(id(message), type(message), lambda: message)
 
 
 class MessageFrame(NamedTuple):
-    """One of the frames that bring a message to a client; those of equal `key` are equal. `kind`: as in `Part`.
-    `position`: where the client is once it holds it (None: on no line)."""
+    """One of the frames that bring a message to a client; frames with equal `key` are equal. `kind`: as in `Part`.
+    `position`: the client's position after this frame (None: no delta stream)."""
 
     key: Hashable
     kind: Kind
@@ -71,50 +70,47 @@ class MessageFrame(NamedTuple):
 
 
 class Downlink:
-    """How messages travel: in full or, with a `rate`, rounded.
+    """Sends messages in full or, with a `rate`, rounded.
 
-    What goes to all that are asked, in a part of the network, is one line for the clients of each model. Who has missed
-    some of its messages gets the steps since, as long as they take less than half a message, and others all of it. The
-    message's tensors become what clients get, so that the server goes on from there, and what that has lost is added
-    to the next message (error feedback). A client's own messages are a line of its own; what one has lost is in the
-    difference to the next.
+    A message to all asked clients of a subset of the network is one delta stream per model. A client that missed
+    messages gets the steps since, if they take less than half a message; else the whole message. The server's tensors
+    become those that clients receive, and the rounding error is added to the next message (error feedback). Messages
+    to a single client form their own stream; the difference to the next one contains the rounding error.
     """
 
     def __init__(self, rate: Rate, problem: Problem, coded: bool) -> None:
         self.rate, self._problem, self._coded = rate, problem, coded
         self.streams: dict[str, DeltaStream] = {}
         self.acknowledged: dict[Id, Acknowledged] = {}
-        self._now: dict[str, tuple[Any, Sent]] = {}  # of lines for all: the message as clients get it
-        self._part = ""  # of the network, for which these are
-        self._recipients: dict[
-            tuple[str, str], set[Id]
-        ] = {}  # whom a step's first message was for, by handler and part
+        self._now: dict[str, tuple[Any, Sent]] = {}  # by stream to all clients: the message as they receive it
+        self._part = ""  # the subset of the network that receives these
+        self._recipients: dict[tuple[str, str], set[Id]] = {}  # of a step's first message, by handler and subset
 
     def begin(self) -> None:
-        """A step is taken."""
+        """Begin a step."""
         self._recipients = {}
 
     def restore(self, streams: Iterable[DeltaStream], acknowledged: Mapping[Id, Acknowledged]) -> None:
-        """Stand as a checkpoint says."""
+        """Restore the state of a checkpoint."""
         self.streams, self.acknowledged, self._now = {each.name: each for each in streams}, dict(acknowledged), {}
 
     def arrived(self, client: Id, positions: Acknowledged) -> None:
-        """A client holds these."""
+        """Note that a client has these messages."""
         if positions:
             self.acknowledged[client] = self.acknowledged.get(client, {}) | positions
 
     def rounds(self, handler: Handler, kind: type[Any]) -> bool:
-        """Whether a message of that class is rounded."""
+        """Whether messages of this class are rounded."""
         return bool(self.rate) and kind is handler.message and handler.roundable("downlink")
 
     def to_all(self, handler: Handler, message: Any, asked: Sequence[Id], part: str) -> None:
-        """Round a message for all that are asked, in a part of the network. Raises UserError where in a step some are
-        sent one and others another, as these would be mixed up."""
+        """Round a message for all asked clients of a subset of the network. Raises UserError if one step sends
+        different messages to different clients, because they would share a delta stream."""
         first = self._recipients.setdefault((handler.name, part), set(asked))
         if asked and first.isdisjoint(asked):
             raise UserError(
-                f"handler {handler.name!r} is sent a message for some clients and another for others: one is rounded "
-                "to its difference from the last, so leave out downlink_bits"
+                f"handler {handler.name!r} gets different messages for different clients in one step, which rounded "
+                "differences from the last message do not support: leave out downlink_bits"
             )
         self._now, self._part = {}, part
         for client in asked:
@@ -123,7 +119,7 @@ class Downlink:
                 self._now[name] = self._advance(name, message, client, shared=True)
 
     def frames(self, handler: Handler, lazy: LazyMessage, client: Id, own: bool) -> list[MessageFrame]:
-        """The frames by which a client gets a message: its `own`, or one that `to_all` was given."""
+        """The frames that bring a message to a client: its `own`, or the message given to `to_all`."""
         if not self.rounds(handler, lazy.kind):
             key = handler.name, lazy.key, self._problem.architecture(client)
             return [MessageFrame(key, "", partial(self._whole, handler, lazy, client))]
@@ -149,12 +145,12 @@ class Downlink:
         return f"{self._part} {handler.name} {self._problem.layout(client).hash.hex()}"
 
     def _behind(self, handler: Handler, client: Id, name: str) -> int | None:
-        """How many of a line's messages a client has not had since one it holds; None if it holds none of it."""
+        """How many messages of a stream a client is behind; None if it has none of them."""
         on, number = self.acknowledged.get(client, {}).get(handler.name, ("", 0))
         return self.streams[name].number - number if on == name and name in self.streams else None
 
     def _advance(self, name: str, message: Any, client: Id, shared: bool, follows: bool = True) -> tuple[Any, Sent]:
-        """A line's next message as its receivers get it, and how: rounded, if there is one before that it `follows`."""
+        """Advance a stream: the message as received, rounded if it `follows` an earlier one, and its frame."""
         kind, layout, stream = type(message), self._problem.layout(client), self.streams.get(name)
         number, lost = (1, {}) if stream is None else (stream.number + 1, stream.lost)
         if stream is None or not follows:
@@ -190,5 +186,5 @@ class Downlink:
 
 
 def _step(frame: bytes) -> Sent:
-    """One that was missed; papers count the message once."""
+    """A step that was missed; papers count the message once."""
     return Sent(Frame.of(frame), Counted(), None, {})

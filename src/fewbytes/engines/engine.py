@@ -1,4 +1,4 @@
-"""A run's engine: the parts that the loop works with, over any transport."""
+"""A run's engine, over any transport: the parts that the loop uses."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fewbytes.engines.transport import Sites
 
 
 class Engine:
-    """Runs a method's calls on clients: steps, what is known of clients, what travels, and which replies are taken.
+    """Runs a method's calls on clients: steps, the roster, messages, and the acceptance of replies.
 
-    `dispatcher`: how jobs get to clients; `sites`: what is known of the places where those are.
+    `dispatcher`: sends jobs to clients. `sites`: knows where the clients are.
     """
 
     def __init__(self, terms: Terms, dispatcher: Dispatcher, sites: Sites, origin: Origin) -> None:
@@ -35,9 +35,9 @@ class Engine:
         prepare_device(self.problem.device, self.problem.precision)
         self.roster, self.sites, self.memory, self.nonce = dispatcher.roster, sites, dispatcher.memory, origin.nonce
         self.rule = Rule()
-        """What the server takes of clients' replies where it takes a mean; the loop says it."""
+        """The aggregation rule, set by the loop."""
         self.privacy: ClientPrivacy | None = None
-        """What the run promises its clients, if the server keeps it; the loop says it."""
+        """Client-level differential privacy that the server enforces, set by the loop; None: none."""
         over = 0.0 if terms.seconds is not None else terms.policy.over_selection
         quorum = Quorum(terms.policy, self.roster, sites.called, over)
         self.suspects = Suspects(self.problem)
@@ -46,33 +46,33 @@ class Engine:
         self.streaming = Streaming(self.outbox, self.replies, quorum, self.suspects, Clock(terms.seconds))
         self.scheduler = Scheduler(terms, self.outbox, self.replies, quorum, self.suspects, self.streaming)
         self.network = Network(self.scheduler)
-        """What the method's server half is given."""
-        self._absent: tuple[int, list[LeftOut]] = 0, []  # a round, and who takes no part in it
+        """The network passed to the method's server half."""
+        self._absent: tuple[int, list[LeftOut]] = 0, []  # a round, and the clients absent from it
         self.restore(origin)
 
     @property
     def step(self) -> Step:
-        """What is being taken."""
+        """The current step."""
         return self.replies.step
 
     @property
     def ledger(self) -> Ledger:
-        """Every exchange of the run."""
+        """All exchanges of the run."""
         return self.replies.ledger
 
     def arrivals(self, t: int) -> list[Id]:
-        """Clients that are there for round t and can take part, but are not known to the run yet, ascending."""
+        """Clients present in round t that can take part and are new to the run, in ascending order."""
         arrived, absent = self.sites.arrivals(self.roster.due(t))
         self._absent = t, absent
         return arrived
 
     def fresh(self) -> None:
-        """A new step begins, of which nobody's reply has broken anything yet."""
+        """Begin a new step, without suspects."""
         self.suspects.fresh()
         self.roster.bar(self.ledger)
 
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
-        """Take round t (0: before the first) or the step of it that `names` name, perhaps again."""
+        """Begin, or repeat, round t (0: before the first) or its step with these `names`."""
         self.replies.step = Step(self.problem, t, names, scored, self.rule, self.privacy)
         if t == self._absent[0] and not names:
             self.step.left_out += self._absent[1]
@@ -81,23 +81,23 @@ class Engine:
         self.memory.measure()
 
     def suspected(self, error: Exception) -> list[Id]:
-        """Whose replies made the method's server half raise `error`; what is still on its way is received."""
+        """The clients whose replies made the method's server half raise `error`; receives the pending replies first."""
         last, failed = self.suspects.last, self.suspects.failed
-        self.scheduler.abandon()  # before it is decided who is suspected: by then all replies have been looked at
+        self.scheduler.abandon()  # first, so that all replies have been seen
         return [] if failed else self.suspects.of(error, last)
 
     def restore(self, to: Origin) -> None:
-        """Stand as the run stood there: what a step that is taken again has done to clients since is forgotten."""
+        """Restore the run's state there; undoes what a repeated step has done to clients since."""
         self.roster.versions = dict(to.versions)
         self.outbox.restore(to)
         self.streaming.restore(to)
 
     def places(self, before: Named) -> list[Path]:
-        """What must be on the disk for what a checkpoint is about to name to survive a loss of power: files and
-        folders, but for what the last one named."""
+        """Files and folders to sync to disk, so that the next checkpoint survives a power failure; without those of the
+        last checkpoint, `before`."""
         return [*self.outbox.waiting.places(before.messages), *self.sites.places(before.versions)]
 
     def checkpointed(self, kept: Sequence[Named]) -> None:
-        """The run can go on from what each kept checkpoint names: other files may go."""
+        """Remove files that no kept checkpoint names."""
         self.outbox.waiting.keep_only({number for named in kept for number in named.messages})
         self.sites.keep([named.versions for named in kept], self.streaming.busy)

@@ -20,18 +20,18 @@ class Exchange:
         self._made = 0
 
     def new(self) -> str:
-        """The name of a file that nobody uses."""
+        """The name of an unused file."""
         if self._spare:
             return self._spare.pop()
         self._made += 1
         return f"{self._folder.path}/{self._made}"
 
     def free(self, name: str) -> None:
-        """Give a name back for the next `new`."""
+        """Return a name, for reuse by `new`."""
         self._spare.append(name)
 
     def write(self, name: str, frame: Frame) -> None:
-        """Write a frame at the start of the file, making room first (so that a full disk is an error, not a fault)."""
+        """Write a frame at the start of the file; allocates first, so that a full disk is an error, not a crash."""
         mapped = self._maps.get(name)
         if mapped is None or len(mapped) < len(frame):
             with open(name, "ab") as file:
@@ -40,13 +40,13 @@ class Exchange:
         frame.write_into(memoryview(mapped))
 
     def put(self, frame: Frame) -> str:
-        """Write a frame into a file nobody uses; returns its name."""
+        """Write a frame into an unused file; returns its name."""
         name = self.new()
         self.write(name, frame)
         return name
 
     def read(self, name: str, length: int) -> memoryview:
-        """The first `length` bytes of the file, valid until somebody writes it again."""
+        """The first `length` bytes of the file, valid until the file is written again."""
         mapped = self._maps.get(name)
         if mapped is None or len(mapped) < length:
             mapped = self._map(name)

@@ -1,4 +1,4 @@
-"""Frames handed over in shared memory where both ends are on this machine: a message then carries only their names."""
+"""Frames in shared memory, for processes of one machine: a message then carries only the frames' names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = re.compile(r"[0-9a-f]{32}")
 
 
 def shared_memory() -> Path | None:
-    """A folder in memory that processes of this machine share, if it has room."""
+    """A folder in this machine's shared memory, if it has room."""
     if not (SHARED.is_dir() and os.access(SHARED, os.W_OK)):
         return None
     status = os.statvfs(SHARED)
@@ -26,7 +26,7 @@ def shared_memory() -> Path | None:
 
 
 class FramePlace(Protocol):
-    """Where two ends hand frames over by name."""
+    """A place where two processes exchange frames by name."""
 
     def put(self, frame: Frame | bytes) -> str:
         """Store a frame; returns its name."""
@@ -36,7 +36,7 @@ class FramePlace(Protocol):
 
 
 class FrameFolder:
-    """A folder of frames by name; whoever knows the folder may put and take. Names from outside are checked."""
+    """A folder of frames by name, for all processes that know the folder. Names from outside are checked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,10 +55,10 @@ class FrameFolder:
             with open(self._path(name), "rb") as file:
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError):
-            raise FrameError("truncated", "the frame is no longer where its message says") from None
+            raise FrameError("truncated", "the frame that the message names no longer exists") from None
 
     def remove(self, name: str) -> None:
-        """Forget a frame."""
+        """Remove a frame."""
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Running one client handler: state and message in, state, reply and measurements out. The same for every engine."""
+"""Runs one client handler, for every engine: state and message in, state, reply and measurements out."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from fewbytes.wire import (
     unpack_state,
 )
 
-SCORE, SAVE = ":score", ":save"  # what an engine asks of a client besides the method's own handlers
-UP_BITS, UP_ERROR = "uplink bits a value", "uplink rounding error"  # of a rounded reply; squared, of the squared norm
+SCORE, SAVE = ":score", ":save"  # the engine's own handlers, besides the method's
+UP_BITS, UP_ERROR = "uplink bits a value", "uplink rounding error"  # of a rounded reply; squared error / squared norm
 DOWN_BITS, DOWN_ERROR = "downlink bits a value", "downlink rounding error"  # of a rounded message
-LIMIT = 1 << 40  # bytes of a message that is held
+LIMIT = 1 << 40  # maximum bytes of a serialised message
 
 
 SampleCounts = list[int] | int | None
-"""How many samples a split of a client's has, as its node says: of each class, in all, or nothing."""
+"""The sample counts of a client's split, as its node reports them: by class, in total, or None."""
 
 
 @payload
 class Kept:
-    """What is kept of a client where what travels is rounded: the method's own state, as a frame (empty: none); what
-    rounding its replies has lost so far, by field and name; and by handler the last of the rounded messages, a frame
-    that is not coded."""
+    """A client's stored state when frames are rounded. `state`: the method's state as a frame (empty: none). `lost`:
+    the accumulated rounding error of its replies, by field and name. `heard`: the last rounded message by handler, as
+    an uncoded frame."""
 
     state: bytes
     lost: dict[str, dict[str, Tensor]]
@@ -65,10 +65,10 @@ Kind = Literal["", "first", "next", "missed"]
 
 
 class Part(msgspec.Struct, array_like=True):
-    """A message that comes with a job: for which handler, its number, where its frame lies and how long that is.
+    """A message sent with a job: its handler, its number, and its frame's place and length.
 
-    `kind`: whether it is the first of those that are coded against one another, in full, or the next, against the one
-    that the client holds; or one that was missed, by which the client gets there; empty: none of that.
+    `kind`, in a delta stream: `first`, a full message; `next`, a difference from the message that the client has;
+    `missed`, an earlier difference that the client has not received. Empty: not in a delta stream.
     """
 
     handler: str
@@ -87,11 +87,11 @@ class Job(msgspec.Struct, array_like=True):
     round: int
     scored: bool
     version: int  # of the client's state; 0: none yet
-    waited: list[Part] = []  # messages that waited for this request, whose handlers run first
-    missed: list[Part] = []  # what the message is coded against, one after another
+    waited: list[Part] = []  # messages that waited for this request; their handlers run first
+    missed: list[Part] = []  # missed messages, in order, from which the base of the message is rebuilt
     message: Part | None = None  # the message to answer; None: nothing was sent
     reply_to: str = ""  # where a long reply may be written
-    rate: Rate = Rate()  # how much is kept of the reply's values
+    rate: Rate = Rate()  # how finely the reply is rounded
 
     @property
     def parts(self) -> list[Part]:
@@ -100,7 +100,7 @@ class Job(msgspec.Struct, array_like=True):
 
 
 class Done(msgspec.Struct, array_like=True):
-    """What came of a job. The reply's frame is `reply`, or the first `length` bytes at the job's `reply_to`."""
+    """The result of a job. The reply's frame is `reply`, or the first `length` bytes at the job's `reply_to`."""
 
     number: int
     version: int = 0
@@ -110,15 +110,15 @@ class Done(msgspec.Struct, array_like=True):
     scores: Scores = {}  # of the client's own model
     error: str = ""
     trace: str = ""
-    public: str = ""  # of the error: what a server may be told
+    public: str = ""  # the error text that a server may see
     sample_counts: tuple[SampleCounts, SampleCounts] | None = None  # of a client's training and test split
-    seconds: float = 0.0  # that the job took
-    rounded: int = 0  # values of the reply that were
-    spent: tuple[float, float | None] | None = None  # epsilon of its samples by other runs, and most in all
+    seconds: float = 0.0  # duration of the job
+    rounded: int = 0  # number of the reply's rounded values
+    spent: tuple[float, float | None] | None = None  # epsilon spent by other runs, and the limit for all runs
 
 
 class Received(NamedTuple):
-    """A message as a client has it: what replies are coded against, and what it keeps of it (empty: nothing)."""
+    """A message as a client has it, the base of its reply, and the serialised message to keep (empty: nothing)."""
 
     message: Any
     base: Base
@@ -126,14 +126,14 @@ class Received(NamedTuple):
 
 
 class Handlers:
-    """A method's client handlers, each read once."""
+    """A method's client handlers, each inspected once."""
 
     def __init__(self, method: Method) -> None:
         self._method = method
         self._read = {each.name: each for each in method.handlers()}
 
     def of(self, function: Callable[..., Any]) -> Handler:
-        """The handler that a call names. Raises MethodError for a function that is not one of the method's."""
+        """The handler of a function. Raises MethodError if it is not one of the running method's."""
         owner = getattr(function, "__self__", None)
         if not any(owner is each for each in self._method.runs()):
             raise MethodError(f"{function!r} is not a handler of the method that runs: call self.<handler>")
@@ -149,30 +149,30 @@ class Handlers:
         return self._read[name]
 
     def function(self, name: str) -> Callable[..., Any]:
-        """The method's own of that name, as its server half calls it."""
+        """The method's bound function of that name."""
         owner = next(each for each in self._method.runs() if hasattr(each, name))
         function: Callable[..., Any] = getattr(owner, name)
         return function
 
 
 class Runner:
-    """Runs handlers of one method on one task, against client states in a store; `diary`: of what clients spend of a
-    promise (default: the store's)."""
+    """Runs handlers of one method on one task, with client states in a store. `diary`: records the privacy that clients
+    spend (default: the store)."""
 
     def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool, diary: Diary | None = None) -> None:
         self.method, self.task, self.store, self.coded = method, task, store, coded
         self._shared = Shared(store if diary is None else diary)
         self.check: Callable[[Id, Any], None] = lambda client, message: None
-        """Called with each message before it is used; raises what must be told of one that must not."""
+        """Called with each message before its use; raises an error for an unacceptable message."""
         prepare_device(task.problem.device, task.problem.precision)
         self.state_class = method.state_class("client")
         if task.problem.privacy is not None:
             task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
         self._handlers = Handlers(method)
-        self._messages: dict[int, Received] = {}  # of the last job, by number: the next may get the same
+        self._messages: dict[int, Received] = {}  # of the last job, by number: the next job may have the same ones
 
     def run(self, job: Job, frames: Sequence[memoryview]) -> tuple[Done, Frame | None]:
-        """Run one job; the new state is stored before this returns. `frames`: of the job's messages."""
+        """Run one job, and store the new state. `frames`: those of the job's messages."""
         started = time.monotonic()
         open_device(self.task.problem.device)
         layout = self.task.problem.layout(job.client)
@@ -216,7 +216,7 @@ class Runner:
         return done, frame
 
     def _site(self, job: Job, handler: str, done: Done) -> Site:
-        """What a handler of the job sees, which measures into `done`; the global generators are seeded for it."""
+        """The site passed to a handler of the job, whose records go to `done`; seeds the global generators."""
         site = Site(self.task, job.client, job.round, handler, self._shared, job.scored)
         site.records = done.records
         seed_all(site.seed)
@@ -227,7 +227,7 @@ class Runner:
         if not self.method.has_local_models:
             return
         site = Site(self.task, client, t, SAVE, scored=False)
-        with untouched():  # a process of the user's own may be the one
+        with untouched():  # this may be the user's own process
             seed_all(site.seed)
             model = self.method.local_model(self._state(Job(0, SAVE, client, t, False, version))[0], site)
             model = None if model is None else site.finished(model)
@@ -235,7 +235,7 @@ class Runner:
             save_model(model, folder / f"client-{client}.safetensors", about)
 
     def _state(self, job: Job) -> tuple[Any, dict[str, State], dict[str, bytes]]:
-        """The client's state, what rounding its replies has lost so far, and what it has retained."""
+        """The client's state, the rounding error of its replies, and its last rounded messages."""
         if job.version:
             return self._stored(job.client, job.version)
         if self.state_class is None:
@@ -247,7 +247,7 @@ class Runner:
         return state, {}, {}
 
     def _stored(self, client: Id, version: int) -> tuple[Any, dict[str, State], dict[str, bytes]]:
-        """The same of a version that was stored, of a round that rounded or one that did not."""
+        """As `_state`, of a stored version, with or without rounding."""
         parsed = self.store.parsed(client, version)
         kind: Any = self.state_class
         if parsed.header.kind != Kept.__name__:
@@ -258,10 +258,10 @@ class Runner:
     def _received(
         self, job: Job, frames: Sequence[memoryview], layout: Layout, retained: dict[str, bytes]
     ) -> dict[int, Received]:
-        """The messages by number, each decoded once however many clients it goes to; `heard` becomes what the client
-        holds once it has them."""
+        """The messages by number, each decoded once for all clients; updates `retained` to the client's last rounded
+        messages."""
         known, self._messages = self._messages, {}
-        there = job.message is not None and job.message.number in known  # then all before it needs no decoding
+        there = job.message is not None and job.message.number in known  # then missed messages need no decoding
         for part, frame in zip(job.parts, frames, strict=True):
             kind = self._handlers.named(part.handler).message
             if kind is None:
@@ -285,38 +285,38 @@ class Runner:
 
 
 def serialised(message: Any, layout: Layout) -> bytes:
-    """A message as who holds it keeps it: a frame that is not coded, whose digest names it at both ends."""
+    """A message as client and server keep it: an uncoded frame, whose digest identifies it at both ends."""
     return bytes(pack(message, layout=layout, coded=False))
 
 
 def base_from(kind: type[Any], frame: bytes, layout: Layout) -> Base:
-    """What the next message is coded against, of what `held` made."""
+    """The base of the next message, from the frame that `serialised` returned."""
     return base_of(frame[-32:], unpack(kind, frame, layout=layout, limit=LIMIT))
 
 
 def _next(kind: type[Any], frame: memoryview, layout: Layout, before: bytes | None) -> Received:
     if before is None:
-        raise FrameError("base", "the message is coded against one that this client does not hold: send in full")
+        raise FrameError("base", "the message is coded against one that this client does not have: send in full")
     message = unpack(kind, frame, layout=layout, base=base_from(kind, before, layout))
     kept = serialised(message, layout)
     return Received(message, base_of(kept[-32:], message), kept)
 
 
 def lossy_for(rate: Rate, statistics: Set[str], lost: Mapping[str, State], averaged: bool = False) -> Lossy:
-    """How values of a message or reply are rounded: not a model's `statistics`; what is `lost` by now is sent, and
-    kept. `averaged`: as in `Lossy`."""
+    """The rounding of a message or reply: excludes a model's `statistics`, and sends the `lost` rounding error with it.
+    `averaged`: as in `Lossy`."""
     return Lossy(rate, statistics, {path: dict(state) for path, state in lost.items()}, averaged)
 
 
 def unchanged(*bases: Base | None) -> None:
-    """Raises MethodError if a message's tensors were changed in place while both ends count on them."""
+    """Raises MethodError if a message's tensors, the base of later frames, were changed in place."""
     for base in bases:
         if base is not None and base.changed():
             raise MethodError(f"the message's {base.changed()[0]!r} was changed in place: change a copy")
 
 
 def packed(handler: Handler, message: Any, layout: Layout, coded: bool) -> tuple[Frame | None, Counted]:
-    """A message as it travels: nothing for None. Raises MethodError if it is not of the handler's class."""
+    """A message's frame and counted size; None for None. Raises MethodError if it is not of the handler's class."""
     if message is None:
         return None, Counted()
     handler.check(message)

@@ -1,4 +1,4 @@
-"""The local engine: clients' handlers in worker processes of this machine, or in this one process."""
+"""The local engine: runs clients' handlers in worker processes, or in this process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from fewbytes.engines.transport import Answer, Sites, Transport
 
 @contextmanager
 def local_engine(terms: Terms, origin: Origin | None = None, workers: int | None = None) -> Iterator[Engine]:
-    """An engine that moves payloads as frames between this process and its workers; every byte counted is handed over.
+    """An engine that sends payloads as frames between this process and its workers; every counted byte is really sent.
 
-    `workers`: processes (default: one per core; with a GPU, unless some are asked for and this process has not opened
-    it, or where processes cannot be forked safely, handlers run in this process instead). Clients take a second each,
-    by a simulated clock, unless the terms say otherwise.
+    `workers`: number of processes (default: one per core). Handlers run in this process where processes cannot be
+    forked safely, and on a GPU unless `workers` is given and this process has not opened the GPU. By default, each
+    client takes one second of a simulated clock.
     """
     problem, origin = terms.task.problem, origin or Origin.start(terms.task.problem)
     if terms.seconds is None:
@@ -57,7 +57,7 @@ def local_engine(terms: Terms, origin: Origin | None = None, workers: int | None
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one of torch's threads, so that no result depends on the machine's core count."""
+    """Limit torch to one thread, so that results do not depend on the machine's core count."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -67,10 +67,10 @@ def one_thread() -> Iterator[None]:
 
 
 def _pool(runner: Runner, task: Task, workers: int | None) -> WorkerPool | None:
-    """Worker processes, where there can be some."""
+    """A worker pool, or None where handlers run in this process."""
     problem = task.problem
     for client in problem.clients:
-        problem.layout(client)  # made once, before the workers inherit it
+        problem.layout(client)  # cached here, for the workers to inherit
     on_gpu = torch.device(problem.device).type != "cpu"
     forked = sys.platform == "linux" and (not on_gpu or (workers or 1) > 1)
     if forked and on_gpu and torch.cuda.is_initialized():
@@ -84,15 +84,15 @@ class Here(Transport):
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._frames: dict[int, Sequence[bytes]] = {}  # of jobs that have not run
+        self._frames: dict[int, Sequence[bytes]] = {}  # of jobs that have not run yet
 
     def submit(self, job: Job, frames: Sequence[bytes], call: int) -> bool:
-        """Keep it until its answer is needed."""
+        """Keep the job until its answer is needed."""
         self._frames[job.number] = frames
         return True
 
     def poll(self, jobs: Sequence[Job], most: int) -> dict[int, Answer]:
-        """Run the first. Raises what `failed` makes of an error."""
+        """Run the first job. Raises the error of `failed` if it fails."""
         job = jobs[0]
         done, reply = attempt(self._runner, job, [memoryview(frame) for frame in self._frames.pop(job.number)])
         if done.error:
@@ -100,26 +100,26 @@ class Here(Transport):
         return {job.number: Answer("answered", done=done, frame=memoryview(b"" if reply is None else bytes(reply)))}
 
     def end(self, jobs: Sequence[Job]) -> None:
-        """Those that have not run will not."""
+        """Cancel the jobs that have not run."""
         for job in jobs:
             self._frames.pop(job.number, None)
 
 
 class LocalSites(Sites):
-    """All clients are here, always."""
+    """The sites of clients in this process and its workers, which are always present."""
 
     def __init__(self, runner: Runner, roster: Roster) -> None:
         self._runner, self._roster, self._store = runner, roster, runner.store
 
     def places(self, before: Mapping[Id, int]) -> list[Path]:
-        """Those that are new."""
+        """The new state files."""
         return self._store.places(self._roster.versions.items() - before.items())
 
     def keep(self, kept: Sequence[Mapping[Id, int]], busy: Collection[Id]) -> None:
-        """Remove other states; a worker may be writing one of a client who is busy."""
+        """Remove other states, except those of busy clients, which a worker may be writing."""
         self._store.keep_only(*kept, busy=busy)
 
     def save_models(self, folder: Path, about: dict[str, Any], t: int) -> None:
-        """Save them from this process."""
+        """Save the models from this process."""
         for client in self._roster.ever():
             self._runner.save_model(client, self._roster.versions.get(client, 0), t, folder, about)

@@ -1,4 +1,4 @@
-"""Who is asked in a round, and how many of them must answer."""
+"""Sampling of clients, and the number of replies that a round needs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fewbytes.engines.roster import Roster
 
 
 class Quorum:
-    """Draws cohorts, larger by the part `over` than a method asks for, and counts replies; `called`: a client as people
-    know it."""
+    """Samples clients and checks the number of replies. `over`: over-selection, as a fraction of the sample; `called`:
+    a client's display name."""
 
     def __init__(self, policy: Policy, roster: Roster, called: Callable[[Id], str], over: float) -> None:
         self._policy, self._roster, self._called, self._over = policy, roster, called, over
-        self._larger: tuple[Step | None, set[Id], int] = (None, set(), 0)  # a cohort, and how many of it are wanted
+        self._larger: tuple[Step | None, set[Id], int] = (None, set(), 0)  # over-selected sample, wanted size
 
     def sample(self, step: Step, fraction: float) -> list[Id]:
-        """The step's cohort; see `Network.sample`."""
+        """The step's sampled clients; see `Network.sample`."""
         if fraction not in step.cohorts:
             step.cohorts[fraction] = chosen = self._drawn(step, min(1.0, fraction * (1 + self._over)), fraction)
             if self._over:
@@ -31,7 +31,7 @@ class Quorum:
 
     def _drawn(self, step: Step, fraction: float, asked: float) -> list[Id]:
         if not 0 < asked <= 1:
-            raise MethodError(f"a cohort is a fraction in (0, 1] of the clients, got {asked}")
+            raise MethodError(f"the fraction of clients to sample must be in (0, 1], got {asked}")
         clients = self._roster.clients
         count = max(1, round(fraction * len(clients)))
         if count == len(clients):
@@ -39,13 +39,13 @@ class Quorum:
         return sorted(int(i) for i in step.rng.choice(clients, count, replace=False))
 
     def wanted(self, step: Step, asked: Collection[Id]) -> int:
-        """How many of those asked are to answer: fewer than all of a cohort that was drawn larger."""
+        """The number of replies wanted from the asked clients: all, or fewer in an over-selected sample."""
         of, cohort, count = self._larger
         return count if of is step and set(asked) == cohort else len(asked)
 
     def check(self, step: Step, handler: str, asked: int, failed: Sequence[LeftOut], wanted: int | None = None) -> None:
-        """Raises TooFewReplies if with these `failed` of those asked too few of `wanted` (default: all) can answer;
-        UserError where their nodes run something else than the server, if no client has answered yet."""
+        """Raises TooFewReplies if, after these failures, too few of the `wanted` replies (default: all asked) are
+        possible; UserError if no client has answered yet and the failed nodes run something else than the server."""
         needed, left = math.ceil(self._policy.min_replies * (asked if wanted is None else wanted)), asked - len(failed)
         if left >= needed:
             return

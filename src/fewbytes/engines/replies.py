@@ -1,4 +1,4 @@
-"""One reply: checked before it reaches the method, and entered in the ledger."""
+"""Checks each reply before it reaches the method, and enters it in the ledger."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fewbytes.engines.transport import Answer
 from fewbytes.wire import Counted, Frame, counted, unpack
 from fewbytes.wire.schema import leaves_of
 
-SHORTEST = 1e-3  # seconds that an exchange takes to move, where clocks say less
-MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
+SHORTEST = 1e-3  # minimum seconds assumed for a transfer
+MARGIN = 64 << 20  # bytes of arrays that a reply may have beyond sixteen times the model
 Check = Callable[[Id, Any], None]
-"""What a method checks of its clients' replies itself; see `Network.call`."""
+"""A method's own check of a reply; see `Network.call`."""
 
 
 class Replies:
@@ -34,9 +34,9 @@ class Replies:
 
     def __init__(self, terms: Terms, roster: Roster, outbox: Outbox) -> None:
         self.ledger = Ledger()
-        """Every exchange of the run; the loop gives that of a run that is resumed."""
+        """All exchanges of the run; the loop sets the ledger of a resumed run."""
         self.step = Step(terms.task.problem)
-        """What is being taken, in which they are gathered."""
+        """The current step, which gathers the replies' records."""
         self.on_reply: Callable[[Id], None] = lambda client: None
         """Called with each client whose reply was accepted (for a progress display)."""
         self._problem, self._policy, self._uplink = terms.task.problem, terms.policy, terms.uplink
@@ -48,7 +48,7 @@ class Replies:
     def received(
         self, handler: Handler, flight: Flight, request: Request | None, check: Check | None = None
     ) -> Any | LeftOut:
-        """What a client replied, or how it was left out; either is entered in the ledger."""
+        """A client's reply, or why it was left out; enters either in the ledger."""
         answer = flight.came
         try:
             if answer.outcome == "answered" and request is not None and flight.job is not None:
@@ -64,16 +64,15 @@ class Replies:
         return self._left_out(handler.name, flight.client, request, answer)
 
     def pass_over(self, handler: str, client: Id, outcome: str, why: str, request: Request | None = None) -> LeftOut:
-        """Enter that a client is left out, of which no answer is awaited."""
+        """Enter in the ledger that a client is left out without waiting for an answer."""
         return self._left_out(handler, client, request, Answer(outcome, why))
 
     def _settled(self, handler: Handler, job: Job, request: Request, answer: Answer, check: Check | None) -> Any:
-        """The decoded reply; its exchange is entered in the ledger. Raises FrameError, entering nothing, for one that
-        must not reach the method: damaged, far larger than the model, with numbers that are not finite, or that the
-        client may not send."""
+        """The decoded reply; enters its exchange in the ledger. Raises FrameError, without an entry, for a reply that
+        is damaged, far larger than the model, not finite, or that the client may not send."""
         if answer.done.version not in (job.version, job.version + 1):
             version, asked = answer.done.version, job.version
-            raise FrameError("header", f"it is of state version {version}, asked was version {asked}")
+            raise FrameError("header", f"it has state version {version}, expected version {asked}")
         unchanged(*(part.base for part in request.parts))
         value = None
         if handler.reply is not None:
@@ -89,7 +88,7 @@ class Replies:
         return value
 
     def _admitted(self, handler: Handler, kind: type[Any], client: Id, request: Request, frame: memoryview) -> Any:
-        """A reply, decoded, that is what its type says, and no larger than it may be."""
+        """The decoded reply, after checks of its type, size, norm and contents."""
         layout, statistics = self._problem.layout(client), self._problem.statistics(client)
         base, (most, limit) = request.base, self._bounds(client)
         value = unpack(kind, frame, layout=layout, base=base, limit=limit)
@@ -109,7 +108,7 @@ class Replies:
         return value
 
     def _bounds(self, client: Id) -> tuple[float, int]:
-        """What a client's replies may be of: norm, and bytes of arrays."""
+        """The maximum norm, and bytes of arrays, of a client's replies."""
         key = self._problem.architecture(client)
         if key not in self._bounded:
             first = self._problem.first_state(client)
@@ -118,7 +117,7 @@ class Replies:
         return self._bounded[key]
 
     def _enter(self, handler: Handler, client: Id, request: Request, answer: Answer, up: Counted) -> None:
-        """A reply that was accepted has happened."""
+        """Enter an accepted reply: its frames, state version, records and ledger row."""
         step, done, length = self.step, answer.done, len(answer.frame)
         self._keep_request(handler.name, client, request)
         self._keep(client, handler.name, "up", answer.frame)
@@ -130,7 +129,7 @@ class Replies:
         self._note_speed(client, done, request.length + length, answer.moving)
 
     def _note_speed(self, client: Id, done: Done, moved: int, moving: float | None) -> None:
-        """Note what a client's link moved, in how many seconds, where what it sends goes by that."""
+        """Note a client's link speed (bytes and seconds), which may set how finely its replies are rounded."""
         rate = None if moving is None else moved / max(moving, SHORTEST)
         self._uplink.observe(client, done.seconds, done.rounded, rate)
         if self._uplink.picks and client in (picked := self.step.records.measures.get(UP_BITS, {})):
@@ -138,7 +137,7 @@ class Replies:
             self.step.note("clients sent what their links move while they train", f"{' to '.join(ends)} bits a value")
 
     def _left_out(self, handler: str, client: Id, request: Request | None, answer: Answer) -> LeftOut:
-        """Enter an exchange that did not end with a valid reply, whose bytes count all the same."""
+        """Enter an exchange without a valid reply; its bytes still count."""
         left = LeftOut(client, handler, answer.outcome, answer.why)
         self.step.left_out.append(left)
         down, counts = (0, Counted()) if request is None else (request.length, request.counted)
@@ -153,7 +152,7 @@ class Replies:
             self._keep(client, f"{handler}.{beside}" if beside else handler, "down", part.frame)
 
     def _keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:
-        """Keep a frame as a file, if that was asked for."""
+        """Keep a frame as a file, if `keep_frames` is set."""
         if self._frames is not None and frame is not None and len(frame):
             private_folder(self._frames)
             with replacing(self._frames / f"{self.step.t}-{handler}-{client}-{way}.frame") as file:

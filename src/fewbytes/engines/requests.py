@@ -1,4 +1,4 @@
-"""What travels to clients: numbered, rounded to what they hold, packed once, and dropped with its last reply."""
+"""Requests to clients: messages are numbered, rounded, packed once, and dropped after their last reply."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fewbytes.wire import Base, Counted, Frame
 
 @dataclass
 class Packed:
-    """One message as it travels, to however many clients."""
+    """One packed message, for any number of clients."""
 
     handler: str
-    waited: bool  # for this request, instead of having caused it
+    waited: bool  # whether it waited for this request, instead of causing it
     number: int
     message: Any  # None if it waited
     frame: Frame | None
@@ -31,9 +31,9 @@ class Packed:
     at: str
     left: int  # clients that have not answered yet
     kind: Kind  # as in `Part`
-    position: Position | None  # where a client is that has it
-    measured: dict[str, float]  # by rounding
-    _whole: bytes | None = None  # the frame in one piece, while others are to be sent it, too
+    position: Position | None  # a client's position after receiving it
+    measured: dict[str, float]  # rounding measures
+    _whole: bytes | None = None  # the joined frame, cached while other clients need it
 
     @property
     def length(self) -> int:
@@ -41,19 +41,19 @@ class Packed:
         return 0 if self.frame is None else len(self.frame)
 
     def whole(self) -> bytes:
-        """The frame in one piece."""
+        """The joined frame."""
         whole = self._whole if self._whole is not None else bytes(self.frame or b"")
         self._whole = whole if self.left > 1 else None
         return whole
 
     def part(self) -> Part:
-        """What a job says of it."""
+        """Its entry in a job."""
         return Part(self.handler, self.number, self.at, self.length, self.kind)
 
 
 @dataclass
 class Request:
-    """What travels to a client with one request: what waited for it, then the call's own message."""
+    """One request to a client: the messages that waited for it, then the call's own message."""
 
     parts: list[Packed]
 
@@ -64,12 +64,12 @@ class Request:
 
     @property
     def counted(self) -> Counted:
-        """What papers count for all of it."""
+        """The total size as papers count it."""
         return sum((part.counted for part in self.parts), Counted())
 
     @property
     def base(self) -> Base | None:
-        """What the reply is coded against."""
+        """The base of the reply."""
         return Base.together([part.base for part in self.parts if part.base is not None])
 
     @property
@@ -79,16 +79,16 @@ class Request:
 
     @property
     def positions(self) -> Acknowledged:
-        """Where a client is once it has all of it."""
+        """The client's positions after receiving all of it."""
         return {part.handler: part.position for part in self.parts if part.position is not None}
 
     @property
     def measured(self) -> dict[str, float]:
-        """What rounding measured of it."""
+        """The rounding measures."""
         return {name: value for part in self.parts for name, value in part.measured.items()}
 
     def fill(self, job: Job) -> list[bytes]:
-        """Say in a job which frames come with it; those that are not stored elsewhere."""
+        """Enter the messages in a job; returns the frames to send with it, those not stored elsewhere."""
         own = [part.part() for part in self.parts if not part.waited and part.frame is not None]
         job.waited = [part.part() for part in self.parts if part.waited]
         job.missed, job.message = own[:-1], own[-1] if own else None
@@ -96,7 +96,7 @@ class Request:
 
 
 class _Planned(NamedTuple):
-    """One frame of a client's request, by what all that are equal have in common."""
+    """One frame of a client's request; `key` is the same for equal frames."""
 
     key: Hashable
     planned: MessageFrame
@@ -106,7 +106,7 @@ class _Planned(NamedTuple):
 
 
 class Outbox:
-    """Makes the requests of a run, which knows what clients hold and what waits for them."""
+    """The state behind a run's requests: delta streams, and messages that wait for clients."""
 
     def __init__(self, terms: Terms, handlers: Handlers, dispatcher: Dispatcher) -> None:
         self.handlers, self.dispatcher, self._folder = handlers, dispatcher, terms.waiting
@@ -114,21 +114,21 @@ class Outbox:
         self.waiting = WaitingMessages(terms.waiting, handlers.named)
 
     def restore(self, origin: Origin) -> None:
-        """Stand as the run stood there. Raises UserError if a message that waits is gone or damaged."""
+        """Restore the state there. Raises UserError if a waiting message is missing or damaged."""
         self.waiting = WaitingMessages(self._folder, self.handlers.named, origin.waiting)
         self.downlink.restore(origin.streams, origin.acknowledged)
 
     def delivered(self, client: Id, request: Request) -> None:
-        """A client has had all of its request."""
+        """Note that a client has received all of its request."""
         self.downlink.arrived(client, request.positions)
         for part in request.parts:
             self.waiting.delivered(part.handler, client)
 
 
 class Requests:
-    """The requests of one call: each message packed once, when it is first sent, and dropped with its last reply.
+    """The requests of one call: each message is packed once, when first sent, and dropped after its last reply.
 
-    `messages`: by client, or, of what waited, lazy messages.
+    `messages`: by client; lazy messages for those that waited.
     """
 
     def __init__(
@@ -140,17 +140,17 @@ class Requests:
         for i in asked:
             waiting = [(to, lazy, None, True) for to, lazy in outbox.waiting.of(i) if to != handler]
             message = messages[i]
-            called = (message, None) if isinstance(message, LazyMessage) else (LazyMessage.of(message), message)
+            own_pair = (message, None) if isinstance(message, LazyMessage) else (LazyMessage.of(message), message)
             self._frames[i] = [
-                _Planned((waited, planned.key), planned, to, held, waited)
-                for to, lazy, held, waited in [*waiting, (handler, *called, False)]
+                _Planned((waited, planned.key), planned, to, content, waited)
+                for to, lazy, content, waited in [*waiting, (handler, *own_pair, False)]
                 for planned in outbox.downlink.frames(to, lazy, i, own or waited)
             ]
         self._uses = Counter(planned.key for frames in self._frames.values() for planned in frames)
         self._packed: dict[Any, Packed] = {}
 
     def write(self, client: Id) -> Request:
-        """The client's request, its messages packed and put where their reader finds them."""
+        """Pack the client's request, and store its frames where their reader finds them."""
         outbox, parts = self._outbox, []
         for key, planned, handler, message, waited in self._frames[client]:
             if key not in self._packed:
@@ -166,7 +166,7 @@ class Requests:
         return self.open[client]
 
     def take(self, client: Id) -> Request:
-        """The client's request, once its reply is here (or will not come)."""
+        """Close and return the client's request, after its reply has arrived or been given up."""
         request = self.open.pop(client)
         for part, planned in zip(request.parts, self._frames[client], strict=True):
             part.left -= 1
@@ -174,13 +174,13 @@ class Requests:
         return request
 
     def close(self) -> None:
-        """Of those who were to be asked nobody else will be."""
+        """Drop the messages of clients that have not been asked yet."""
         open_now = Counter(planned.key for i in self.open for planned in self._frames[i])
         for key, part in list(self._packed.items()):
             part.left = open_now[key]
             self._drop(key)
 
     def _drop(self, key: Any) -> None:
-        """Forget a message that nobody has to answer any more."""
+        """Drop a message if no client has yet to answer it."""
         if self._packed[key].left == 0 and (at := self._packed.pop(key).at):
             self._outbox.dispatcher.transport.free(at)

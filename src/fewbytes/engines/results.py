@@ -11,7 +11,7 @@ from fewbytes.wire import Frame
 
 
 def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Done, Frame | None]:
-    """Run a job; what it raises becomes its result."""
+    """Run a job; an error becomes its result."""
     try:
         return runner.run(job, frames)
     except (Exception, SystemExit) as error:  # whatever a handler raises is reported with its client and round
@@ -19,8 +19,8 @@ def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Don
 
 
 def unable(job: Job, error: BaseException) -> Done:
-    """The result of a job that raised an error: its class, unless it is one of ours, its words, in one line, and where
-    in a handler's code it was raised; and what a server is told of it."""
+    """The result of a job that raised an error: in one line the error's class (unless it is this package's), its text
+    and the place in the handler's code; and the text that a server may see."""
     text = str(error) if isinstance(error, FewbytesError) else error_text(error)
     trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     line = text.replace("\n", " ") or type(error).__name__
@@ -29,7 +29,7 @@ def unable(job: Job, error: BaseException) -> Done:
 
 
 def failed(job: Job, done: Done) -> Exception:
-    """The error to raise for a job that did not end well, with its client, round and handler."""
+    """The error to raise for a failed job, with its client, round and handler."""
     where = f"client {job.client}, round {job.round}, handler {job.handler!r}"
     if done.error.startswith("OSError: [Errno 28]"):
         return OSError(28, f"No space left on device ({where})")

@@ -1,4 +1,4 @@
-"""The clients of a run: which are known and present, which are not asked, and what is known of each."""
+"""The clients of a run: which take part, which are not asked, and their states' versions and sample counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fewbytes.engines.terms import Origin
 
 
 class Roster:
-    """Who takes part in a run that begins from `origin`."""
+    """The clients of a run that begins from `origin`."""
 
     def __init__(self, task: Task, policy: Policy, origin: Origin) -> None:
         self.problem, self._data, self._strikes = task.problem, task.data, policy.strikes
@@ -19,17 +19,17 @@ class Roster:
         self.versions: dict[Id, int] = dict(origin.versions)
         """The version of each client's state, as of its last accepted reply."""
         self.unable: dict[Id, str] = {}
-        """Clients that cannot take part as their nodes are, and why."""
+        """Clients whose nodes cannot take part, and why."""
         self.has_replies = False
         """Whether any client has answered yet."""
         self.not_asked: dict[Id, str] = dict.fromkeys(policy.excluded, "by the operator's wish (exclude)")
-        """Clients that are passed over, and why."""
+        """Clients that are skipped, and why."""
         self.sample_counts: dict[Id, tuple[SampleCounts, SampleCounts]] = {}
-        """What nodes say of their clients' training and test samples, where those are not here."""
+        """Counts of training and test samples, as nodes report them, for clients whose data are elsewhere."""
 
     @property
     def clients(self) -> list[Id]:
-        """The clients the run knows and that have not left, in ascending order."""
+        """The clients that have joined and not left, in ascending order."""
         return self._ascending
 
     @clients.setter
@@ -37,11 +37,11 @@ class Roster:
         self._ascending, self.present = clients, frozenset(clients)
 
     def ever(self) -> list[Id]:
-        """The clients that take part or did before they left, in ascending order."""
+        """All clients that take part or did before they left, in ascending order."""
         return sorted({*self.clients, *self.versions})
 
     def due(self, t: int) -> list[Id]:
-        """The clients that are to be there for round t, but are not known to the run yet, ascending."""
+        """The clients scheduled for round t that have not joined yet, in ascending order."""
         return [i for i in self.problem.clients_in(t) if i not in self.present]
 
     def has_left(self, client: Id, t: int) -> bool:
@@ -50,20 +50,20 @@ class Roster:
         return last is not None and last < t
 
     def bar(self, ledger: Ledger) -> None:
-        """Ask those no longer whose replies were refused in too many rounds in a row."""
+        """Stop asking clients whose replies were refused in too many consecutive rounds."""
         for client, rounds in ledger.refused_in_a_row().items():
             if rounds >= self._strikes:
                 self.not_asked.setdefault(client, f"{rounds} refused replies in a row")
 
     def samples_of(self, client: Id) -> int | None:
-        """How many samples a client has to train on, as far as that is known."""
+        """A client's number of training samples, if known."""
         counts = self.sample_counts.get(client, (None, None))[0]
         if counts is None:
             return len(self._data.clients[client].train) or None
         return counts if isinstance(counts, int) else sum(counts)
 
     def classes_of(self, client: Id) -> list[int] | None:
-        """How many of them are of each class, as far as that is known."""
+        """A client's number of training samples by class, if known."""
         counts = self.sample_counts.get(client, (None, None))[0]
         if counts is None and self._data.groups is None and len(self._data.clients[client].train):
             counts = self._data.label_counts()["train"][client]

@@ -1,4 +1,4 @@
-"""A method's calls and streams, run on clients: who is asked, when, and in which order replies reach the method."""
+"""Runs a method's calls and streams on clients: which are asked, when, and the order of their replies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fewbytes.engines.terms import Terms
 
 
 class Scheduler:
-    """What a network asks of an engine (`fewbytes.core.network.Exchanges`), over any transport.
+    """The engine behind a network (`fewbytes.core.network.Exchanges`), over any transport.
 
-    A call releases replies in the order asked, a stream in the order they come (`Streaming`).
+    A call yields replies in the order asked, a stream (`Streaming`) in the order they arrive.
     """
 
     def __init__(
@@ -41,29 +41,29 @@ class Scheduler:
             streaming,
         )
         self.dispatcher, self.roster, self.handlers = outbox.dispatcher, outbox.dispatcher.roster, outbox.handlers
-        self._open: str | None = None  # the handler of the call that is being read
+        self._open: str | None = None  # the handler of the open call
         self._reading: Iterator[tuple[Id, Any]] = iter(())  # its replies
 
     @property
     def step(self) -> Step:
-        """What is being taken."""
+        """The current step."""
         return self.replies.step
 
     @property
     def clients(self) -> list[Id]:
-        """The clients that are there, in ascending order."""
+        """The present clients, in ascending order."""
         return self.roster.clients
 
     def sample(self, fraction: float) -> list[Id]:
-        """The step's cohort."""
+        """The step's sampled clients."""
         return self.quorum.sample(self.step, fraction)
 
     def leave(self, function: Callable[..., Any], to: Mapping[Id, Any] | None, send: Any, part: str) -> None:
-        """Leave messages with clients' next requests."""
+        """Send messages with clients' next requests."""
         self.outbox.waiting.leave(self.handlers.of(function), to, send, part)
 
     def set_part(self, part: str, members: Sequence[Id]) -> None:
-        """Say who is in a part of the network."""
+        """Set the members of a subset of the network."""
         self.outbox.waiting.set_part(part, members)
 
     def exchange(
@@ -74,7 +74,7 @@ class Scheduler:
         part: str = "",
         check: Check | None = None,
     ) -> Iterator[tuple[Id, Any]]:
-        """Run a handler on clients; replies in the order asked."""
+        """Run a handler on clients; yields replies in the order asked."""
         self._may_ask()
         present = self.roster.present
         asked = [i for i in to if i in present or not self.roster.has_left(i, self.step.t)]
@@ -83,12 +83,12 @@ class Scheduler:
         if unknown := [i for i in asked if i not in present]:
             raise MethodError(f"unknown clients are asked: {unknown[:5]}")
         if busy := [i for i in asked if i in self.streaming.at_work]:
-            raise MethodError(f"clients are asked that are at work for a stream: {busy[:5]}")
+            raise MethodError(f"a call asks clients that still work for a stream: {busy[:5]}")
         own, handler = isinstance(to, Mapping), self.handlers.of(function)
         messages: Mapping[Id, Any] = to if isinstance(to, Mapping) else dict.fromkeys(asked, send)
         self.step.asked = len(asked)
         self.step.updates.call += 1
-        self._open = handler.name  # from now on, so that a call nobody reads is an error, too
+        self._open = handler.name  # set here, so that an unread call is an error, too
         able = [i for i in asked if i not in self.roster.not_asked and i not in self.suspects.barred]
         if not own and self.outbox.downlink.rounds(handler, type(send)):
             self.outbox.downlink.to_all(handler, send, able, part)
@@ -96,46 +96,46 @@ class Scheduler:
         return self._reading
 
     def stream(self, function: Callable[..., Any], send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
-        """Keep so many clients at work on a handler; replies as they come."""
+        """Keep `at_once` clients working on a handler; yields replies as they arrive."""
         self._may_ask()
         handler = self.handlers.of(function)
         if not self.method.promises.streams:
             raise MethodError(
-                f"{type(self.method).__name__} streams {handler.name!r}, and must say so: Promises(streams=True)"
+                f"{type(self.method).__name__} streams {handler.name!r}, and must declare it: Promises(streams=True)"
             )
         if self.step.privacy is not None:
-            raise MethodError("a noisy mean is of a cohort that is asked together, not of a stream: call it")
+            raise MethodError("a noisy mean needs clients that are asked together: use net.call, not net.stream")
         if at_once < 1:
             raise MethodError(f"a stream keeps at least one client at work, not {at_once}")
         if self.outbox.waiting.handlers():
-            raise MethodError("messages wait for clients' next requests, which a stream does not carry: call them")
+            raise MethodError("messages wait for clients' next requests, but a stream carries none: use net.call")
         if other := next((work.handler for work in self.streaming.at_work if work.handler != handler.name), None):
-            raise MethodError(f"clients are still at work on {other!r}: a run streams one handler")
+            raise MethodError(f"clients still work on {other!r}: a run streams one handler")
         return self.streaming.replies(handler, send, at_once)
 
     def _may_ask(self) -> None:
         self.idle()
         if self.step.released:
-            raise MethodError("nothing is sent after a noisy mean before the round is kept: what is done again counts")
+            raise MethodError("nothing may be sent after a round's noisy mean: a repeated round would spend it twice")
 
     def idle(self) -> None:
         """Raises MethodError if a call was left unread or half-read."""
         if self._open is not None:
-            self.suspects.failed = True  # no client's reply does that
+            self.suspects.failed = True  # no client's reply causes this
             raise MethodError(
                 f"the call of {self._open!r} was not read to its end before the next step: its clients run as their "
                 "replies are read"
             )
 
     def abandon(self) -> None:
-        """Forget a call that ended in an error; what is still on its way is received."""
+        """Drop a call that ended in an error, after receiving its pending replies."""
         with suppress(Exception):
             for _ in self._reading:
                 pass
         self._open, self.suspects.last = None, None
 
     def deliver(self) -> None:
-        """Send all that waits, on its own, to those who answer: no round is to come for which the others must know."""
+        """Send all waiting messages after the last round; ignores clients that do not answer."""
         waiting = self.outbox.waiting
         for name in waiting.handlers():
             with suppress(TooFewReplies):
@@ -167,7 +167,7 @@ class Scheduler:
         own: bool,
         check: Check | None,
     ) -> Iterator[tuple[Id, Any]]:
-        """The replies of a call, of those asked who are able, each entered in the ledger when it is its turn."""
+        """The replies of a call from the `able` clients; enters each in the ledger in its turn."""
         step, failed = self.step, list[LeftOut]()
         try:
             self._pass_over(handler, asked)
@@ -190,13 +190,13 @@ class Scheduler:
                     elif reply.outcome != "surplus":
                         failed.append(reply)
                         self.quorum.check(step, handler.name, len(able), failed, wanted)
-        except Exception:  # not the method's: what that raises does not come by here
+        except Exception:  # the engine's own: the method's errors are not raised here
             self.suspects.failed, self.suspects.last, self._open = True, None, None
             raise
         self._open, self.suspects.last = None, None
 
     def _pass_over(self, handler: Handler, asked: Sequence[Id]) -> None:
-        """Leave out those who are not asked."""
+        """Enter the clients that are not asked as left out."""
         not_asked, barred = self.roster.not_asked, self.suspects.barred
         for client in (i for i in asked if i in not_asked):
             self.replies.pass_over(handler.name, client, "excluded", not_asked[client])

@@ -14,13 +14,14 @@ from fewbytes.core.privacy import Steps
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack_state
 
-SECRET, TRAINED = "secret", ".trained"  # files that are kept however often a run begins again
+SECRET, TRAINED = "secret", ".trained"  # files that survive restarts of a run
 
 
 class ClientStore:
-    """The files `<client>-<version>.state` of a folder. Memory holds none of them; the system's page cache, which
-    is bounded by free memory, is the only cache. A new version never overwrites the one before: that one goes
-    when no kept checkpoint needs it (`keep_only`), so a killed worker or run leaves whole states behind.
+    """The files `<client>-<version>.state` of a folder, cached only by the system's page cache.
+
+    A new version never overwrites the previous one, so killing a worker or run leaves intact states. `keep_only`
+    removes versions that no kept checkpoint needs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,8 +29,8 @@ class ClientStore:
         private_folder(folder)
 
     def secret(self) -> bytes:
-        """32 bytes that only who reads the folder knows, drawn when they are first asked for. Raises UserError where
-        they are fewer or more, as others could know those."""
+        """32 secret bytes, readable only in this folder, drawn at first use. Raises UserError for another length, which
+        others could know."""
         path = self.folder / SECRET
         with locked(self.folder / f"{SECRET}.lock"):
             if not path.exists():
@@ -38,11 +39,11 @@ class ClientStore:
                     file.write(secrets.token_bytes(32))
             if len(known := path.read_bytes()) == 32:
                 return known
-            raise UserError(f"{path} is damaged: remove it, so that another is drawn, and noise is never the same")
+            raise UserError(f"{path} is damaged: remove it, so that a new secret is drawn and no noise is repeated")
 
     def trained(self, client: Id, begin: bytes, spent: Steps | None = None) -> int:
-        """Note that a client trains from what has these 32 bytes for a digest, so that no loss of power undoes it; from
-        how many different beginnings it has. What that spends is no concern of a run's folder."""
+        """Note durably that a client trains from the state with this 32-byte digest; returns from how many different
+        states it has trained. A run's folder does not use `spent`."""
         path = self.folder / f"{client}{TRAINED}"
         known = path.read_bytes() if path.exists() else b""
         digests = {known[i : i + 32] for i in range(0, len(known), 32)}
@@ -56,11 +57,11 @@ class ClientStore:
         return self.folder / f"{client}-{version}.state"
 
     def parsed(self, client: Id, version: int) -> Parsed:
-        """A client's state, to be unpacked. Raises FrameError if the file is damaged, OSError if it is gone."""
+        """A client's state, not yet unpacked. Raises FrameError if the file is damaged, OSError if it is missing."""
         return Parsed(self.path(client, version).read_bytes(), None)
 
     def check(self, client: Id, version: int) -> None:
-        """Raises UserError if a client's state is gone or damaged."""
+        """Raises UserError if a client's state is missing or damaged."""
         path = self.path(client, version)
         try:
             Parsed(path.read_bytes(), None)
@@ -77,14 +78,14 @@ class ClientStore:
                 file.write(part)
 
     def places(self, states: Iterable[tuple[Id, int]]) -> list[Path]:
-        """What must be on the disk for these clients' states, of these versions (0: none), to survive a loss of power:
-        their files, and the folder that has their names."""
+        """The paths to sync so that these states (client, version; 0: none) survive a power failure: files and their
+        folder."""
         files = [self.path(client, version) for client, version in states if version]
         return [*files, self.folder] if files else []
 
     def keep_only(self, *kept: Mapping[Id, int], busy: Iterable[Id] = ()) -> None:
-        """Remove every file but these versions (and what a stopped worker left half-written). Those of clients who are
-        `busy` stay, as a worker may be writing one."""
+        """Remove all files but these versions, also files half-written by a stopped worker. Keeps those of `busy`
+        clients, which a worker may be writing."""
         wanted = {self.path(client, version).name for each in kept for client, version in each.items() if version}
         wanted.add(SECRET)
         theirs = tuple(f"{client}-" for client in busy)
@@ -93,7 +94,7 @@ class ClientStore:
                 file.unlink(missing_ok=True)
 
     def keep_only_of(self, client: Id, versions: Iterable[int]) -> None:
-        """Remove every version of one client's state but these."""
+        """Remove all versions of one client's state but these."""
         wanted = {self.path(client, version).name for version in versions}
         for file in self.folder.glob(f"{client}-*.state"):
             if file.name not in wanted:

@@ -1,4 +1,4 @@
-"""Clients that are kept at work while rounds go by, whose replies are taken as they come."""
+"""Streams: clients keep working across rounds, and replies are taken as they arrive."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fewbytes.wire import pack_state, unpack_state
 
 
 class Clock:
-    """Seconds since a run began, where each client takes so many `seconds` for an exchange (None: real ones, which this
-    clock does not count)."""
+    """Simulated seconds since a run began. `seconds`: per client, the duration of an exchange (None: real time, which
+    this clock does not count)."""
 
     def __init__(self, seconds: Sequence[float] | None) -> None:
         self.now = 0.0
@@ -30,20 +30,20 @@ class Clock:
 
     @property
     def simulated(self) -> bool:
-        """Whether clients answer when this clock says."""
+        """Whether this clock determines when clients answer."""
         return self._seconds is not None
 
     def takes(self, client: Id) -> float:
-        """Seconds that a client takes for an exchange."""
+        """A client's seconds per exchange."""
         return 0.0 if self._seconds is None else self._seconds[client]
 
     def exchange(self, asked: Iterable[Id]) -> None:
-        """Pass the time in which all of these answer."""
+        """Advance until all of these clients have answered."""
         self.now += max(map(self.takes, asked), default=0.0)
 
 
 class AtWork:
-    """Who is at work for a stream, by client, in the order asked."""
+    """The clients working for a stream, in the order asked."""
 
     def __init__(self) -> None:
         self._work: dict[Id, tuple[Work, Requests]] = {}
@@ -58,26 +58,26 @@ class AtWork:
         return iter([work for work, _ in self._work.values()])
 
     def request(self, client: Id) -> Request:
-        """What travels to a client that is at work."""
+        """The request of a working client."""
         return self._work[client][1].open[client]
 
     def add(self, work: Work, requests: Requests) -> None:
-        """A client is asked, with one of these requests."""
+        """Ask a client with one of these requests."""
         requests.write(work.client)
         self._work[work.client] = work, requests
 
     def take(self, client: Id) -> tuple[Work, Request]:
-        """What a client was at work on, once its reply is here (or will not come)."""
+        """Remove a client, after its reply has arrived or been given up; returns its work and request."""
         work, requests = self._work.pop(client)
         return work, requests.take(client)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all clients."""
         for work in self:
             self.take(work.client)
 
     def packed(self) -> UnderWay:
-        """All of it, for a checkpoint."""
+        """Its state for a checkpoint."""
         sent = {work.client: self.request(work.client).parts[-1].message for work in self}
         messages = {id(message): message for message in sent.values()}
         at = {key: i for i, key in enumerate(messages)}
@@ -98,14 +98,14 @@ class AtWork:
 
 
 class Streaming:
-    """The stream of a run (`fewbytes.core.network.Network.stream`), and who is at work for it."""
+    """The stream of a run (`fewbytes.core.network.Network.stream`), and the clients working for it."""
 
     def __init__(self, outbox: Outbox, replies: Replies, quorum: Quorum, suspects: Suspects, clock: Clock) -> None:
         self.at_work = AtWork()
         self.clock = clock
         self._outbox, self._replies, self._quorum, self._suspects = outbox, replies, quorum, suspects
         self._dispatcher, self._roster = outbox.dispatcher, outbox.dispatcher.roster
-        self._flights: dict[Id, Flight] = {}  # of those at work to whom their request has been sent
+        self._flights: dict[Id, Flight] = {}  # of working clients that have been sent their requests
 
     @property
     def busy(self) -> Collection[Id]:
@@ -113,19 +113,19 @@ class Streaming:
         return self._flights.keys()
 
     def restore(self, origin: Origin) -> None:
-        """Stand as the run stood there."""
+        """Restore the state there."""
         self._end([work.client for work in self.at_work])
         self.at_work.clear()
         self.clock.now = origin.clock
         self.at_work.unpack(origin.under_way, self._outbox)
 
     def give_up(self) -> None:
-        """Nobody who is at work is waited for any more: no round is to come for the replies."""
+        """Stop waiting for working clients after the last round."""
         why = "still at work when the last round ended"
         self._give_up({work.client: why for work in self.at_work}, "surplus")
 
     def replies(self, handler: Handler, send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
-        """Keep so many clients at work on a handler; replies as they come, and how many rounds ago each was asked."""
+        """Keep `at_once` clients working on a handler; yields replies as they arrive, with staleness in rounds."""
         step, suspects = self._replies.step, self._suspects
         self._pass_over(handler)
         able = [i for i in self._roster.clients if i not in self._roster.not_asked]
@@ -151,15 +151,15 @@ class Streaming:
                 step.staleness.append(step.t - work.round)
                 suspects.read(handler, work.client, reply)
                 yield work.client, reply, step.staleness[-1]
-        except Exception:  # not the method's: what that raises does not come by here
+        except Exception:  # the engine's own: the method's errors are not raised here
             suspects.failed = True
             raise
-        finally:  # also where the method has had enough
+        finally:  # also when the method closes the stream
             suspects.last = None
             requests.close()
 
     def _pass_over(self, handler: Handler) -> None:
-        """Leave out who is not asked, and who is at work but has left."""
+        """Leave out clients that are not asked, and working clients that have left."""
         step, present = self._replies.step, self._roster.present
         for why, outcome in ((self._roster.not_asked, "excluded"), (self._suspects.barred, "rejected")):
             for client in sorted(why.keys() & present - step.streamed):
@@ -175,8 +175,8 @@ class Streaming:
             self._quorum.check(self._replies.step, handler.name, len(able), failed, min(at_once, len(able)))
 
     def _next(self, handler: Handler) -> tuple[Work, Any | LeftOut]:
-        """Wait for one of those who are at work: who is done first by the clock or, where that is a real one, answers
-        first; of several, who was asked first."""
+        """Wait for the working client that finishes first, by the simulated clock or in real time; ties go to the
+        client asked first."""
         turns = sorted(self.at_work, key=lambda work: work.until)
         for work in turns:
             if work.client not in self._flights:
@@ -192,7 +192,7 @@ class Streaming:
         return work, self._replies.received(handler, flight, request)
 
     def _order(self, work: Work, client: Id) -> Order:
-        """The same whenever it is asked, so that a node that has done it answers with what it has kept."""
+        """The same order however often it is sent, so that a node answers a repeated order with its stored reply."""
         job = self._dispatcher.job(work.handler, client, work.round, work.scored)
         return job, self.at_work.request(client).fill(job)
 

@@ -1,4 +1,4 @@
-"""What an engine takes of a run, and where in it the run begins: its start, or a checkpoint."""
+"""The arguments of an engine: a run's terms, and its origin, which is its start or a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fewbytes.engines.waiting import Waiting
 
 @dataclass(frozen=True)
 class Terms:
-    """A method on a task, in a run folder. `policy`: how many must answer. `coded`: lossless coding of the frames.
-    `keep_frames`: in a folder of the run. `uplink`, `downlink`: how much is kept of the values in replies, and in
-    messages. `seconds`: simulated, that each client takes for an exchange (None: real ones)."""
+    """A method on a task, in a run folder. `policy`: how many clients must answer. `coded`: lossless coding of frames.
+    `keep_frames`: keep them in the run folder. `uplink`, `downlink`: how finely replies and messages are rounded.
+    `seconds`: simulated seconds per exchange, by client (None: real time)."""
 
     method: Method
     task: Task
@@ -36,7 +36,7 @@ class Terms:
 
     @property
     def states(self) -> Path:
-        """The folder of client states, of those that lie here."""
+        """The folder of client states stored here."""
         return self.folder / "checkpoint" / "clients"
 
     @property
@@ -47,29 +47,29 @@ class Terms:
 
 @dataclass
 class Work:
-    """What a client is at work on, and since which round."""
+    """A client's work for a stream."""
 
     client: int
     handler: str
     round: int  # in which it was asked; names its randomness
     scored: bool  # whether that round's models are scored
-    until: float  # simulated seconds since the run began; 0 where none are
-    message: int  # which of the frames it was sent
+    until: float  # its end in simulated seconds since the run began; 0 in real time
+    message: int  # the index of the frame that it was sent
 
 
 @dataclass
 class UnderWay:
-    """All who are at work, in the order asked, as a checkpoint holds them."""
+    """All work for a stream, in the order asked, as stored in a checkpoint."""
 
     work: list[Work]
-    frames: list[bytes]  # their messages, each once; empty: nothing was sent
+    frames: list[bytes]  # the different messages; empty bytes: nothing was sent
 
 
 @dataclass
 class Origin:
-    """Where a run begins: client states' versions, and the clients that take part; the run's nonce, and how often it
-    has been resumed; messages that wait; who is at work, and the simulated time; what rounded messages were last, and
-    which of them clients hold."""
+    """The state from which an engine begins: the run's nonce, its number of resumptions (`starts`), client states'
+    versions, participating clients (`known`), waiting messages, work for a stream, the simulated clock, delta streams,
+    and clients' positions in them."""
 
     nonce: bytes
     starts: int
@@ -83,17 +83,17 @@ class Origin:
 
     @classmethod
     def start(cls, problem: Problem) -> Self:
-        """The start of a run, which has yet to find its clients."""
+        """The start of a new run."""
         return cls(os.urandom(16), 0, {}, problem.clients_in(1), [], UnderWay([], []), 0.0, [], {})
 
     @property
     def new(self) -> bool:
-        """Whether it is a run's start; a run is resumed with a number."""
+        """Whether this is the start of a run; a resumed run has a number of resumptions."""
         return self.starts == 0
 
 
 class Named(NamedTuple):
-    """The files that a checkpoint names: client states, by their versions, and messages that wait, by number."""
+    """The files that a checkpoint names: client states by version, and waiting messages by number."""
 
     versions: Mapping[Id, int]
     messages: Collection[int]

@@ -1,4 +1,4 @@
-"""What an engine adds: how jobs get to clients and answers back, and what there is to know of the clients."""
+"""What each engine implements: a transport of jobs and answers, and what it knows of the clients' sites."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fewbytes.wire import Frame
 
 
 class Answer(NamedTuple):
-    """What came of a job: `outcome` is one of `fewbytes.core.ledger.OUTCOMES`, `why` says in words what was wrong;
-    `frame` is the reply's, valid until the job is ended. `different`: its node runs something else than the server.
-    `moving`: seconds that frames moved, if that is known."""
+    """The answer to a job. `outcome`: one of `fewbytes.core.ledger.OUTCOMES`; `why`: the reason for a failure;
+    `frame`: the reply's, valid until the job is ended; `different`: the node runs something else than the server;
+    `moving`: seconds of transfer, if known."""
 
     outcome: str
     why: str = ""
@@ -28,66 +28,66 @@ class Answer(NamedTuple):
 
 
 class Transport(ABC):
-    """Carries jobs to clients, and answers back."""
+    """Sends jobs to clients, and returns their answers."""
 
     ahead: int = 1
-    """How many jobs it is given before the first of them is needed."""
+    """The number of jobs to submit before the first answer is needed."""
 
     def reaches(self, client: Id) -> bool:
-        """Whether anything can be sent to the client."""
+        """Whether the client is reachable."""
         return True
 
     def put(self, frame: Frame) -> str:
-        """Store a message's frame where its readers find it; empty if it travels with the job."""
+        """Store a message's frame where its readers find it; returns its name, empty if it is sent with the job."""
         return ""
 
     def free(self, at: str) -> None:
-        """Nobody reads what `put` stored there any more."""
+        """Remove a frame stored by `put`."""
 
     @abstractmethod
     def submit(self, job: Job, frames: Sequence[bytes], call: int) -> bool:
-        """Send a job, with the frames that travel with it; whether it could be. `call`: which of the step's calls it
-        is of (0: of a stream)."""
+        """Send a job and the frames that go with it; returns whether it was sent. `call`: the number of its call in
+        the step (0: a stream)."""
 
     @abstractmethod
     def poll(self, jobs: Sequence[Job], most: int) -> Mapping[int, Answer]:
-        """What has come of these jobs, by number, not before something has or some time has passed; of what has to be
-        fetched at most so many answers at once."""
+        """Wait a while for answers to these jobs; returns those that have arrived, by job number. Fetches at most
+        `most` at once."""
 
     @abstractmethod
     def end(self, jobs: Sequence[Job]) -> None:
-        """The answers to these have been read, or are not waited for any more: then they are of no effect."""
+        """Release the answers to these jobs, and cancel the jobs that are not finished."""
 
     def processes(self) -> list[int]:
-        """The processes of this machine that it needs, this one among them."""
+        """The ids of its processes on this machine, including this one."""
         return [os.getpid()]
 
 
 class Sites(ABC):
-    """What an engine knows of the places where its clients are."""
+    """What an engine knows of its clients' sites."""
 
     def called(self, client: Id) -> str:
-        """A client as people know it."""
+        """A client's display name."""
         return f"client {client}"
 
     def arrivals(self, due: Sequence[Id]) -> tuple[list[Id], list[LeftOut]]:
-        """Of clients that are due, and not known to the run yet, those that can take part, and why others cannot."""
+        """Split due clients that have not joined yet: those that can take part, and the others with the reason."""
         return list(due), []
 
     def patient(self, tries: int) -> bool:
-        """Wait before a round that too few answered is tried again, the `tries`-th time; False: that will not help."""
+        """Wait before the `tries`-th retry of a round with too few replies; False: do not retry."""
         return False
 
     @abstractmethod
     def places(self, before: Mapping[Id, int]) -> list[Path]:
-        """What must be on this machine's disk for clients' states, but for those of `before`, to survive a loss of
-        power: files and folders."""
+        """The paths to sync on this machine so that clients' states survive a power failure, without those of
+        `before`."""
 
     @abstractmethod
     def keep(self, kept: Sequence[Mapping[Id, int]], busy: Collection[Id]) -> None:
-        """Of client states none but these versions are needed, one for each kept checkpoint, and those of clients who
-        are busy."""
+        """Allow removing client states, except these versions (one mapping for each kept checkpoint) and those of busy
+        clients."""
 
     @abstractmethod
     def save_models(self, folder: Path, about: dict[str, Any], t: int) -> None:
-        """Save every client's own model, if the method has one, as `client-<i>.safetensors`, where the client is."""
+        """Save each client's own model, if the method has one, as `client-<i>.safetensors` at the client's site."""

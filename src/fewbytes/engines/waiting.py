@@ -1,4 +1,4 @@
-"""Messages that wait for their clients' next requests, each in a file of its own."""
+"""Messages that wait for their clients' next requests, each in its own file."""
 
 from __future__ import annotations
 
@@ -21,36 +21,35 @@ from fewbytes.wire import Parsed, pack_state, unpack_state
 
 @dataclass
 class Waiting:
-    """Messages to one handler that wait for their clients' next request, as a checkpoint holds them: by the numbers of
-    their files."""
+    """Messages to one handler that wait for their clients' next request, as stored in a checkpoint: the numbers of
+    their files. All tensors are int64."""
 
     handler: str
-    numbers: Tensor  # of the file that each of `clients` is to get; this and what follows of clients int64
+    numbers: Tensor  # the file for each of `clients`
     clients: Tensor
-    everybody: int | None  # of the file that all others are to get who are not in `had`
+    everybody: int | None  # the file for all other clients that are not in `had`
     had: Tensor
-    part: str  # of the network they are left in; empty: all of it
-    members: Tensor  # who is in it
+    part: str  # the subset of the network that they are for; empty: all of it
+    members: Tensor  # the clients in that subset
 
     @property
     def files(self) -> set[int]:
-        """The numbers of all its files."""
+        """The numbers of all files."""
         return {*self.numbers.tolist(), *([] if self.everybody is None else [self.everybody])}
 
 
 class WaitingMessages:
-    """What waits, by handler and part of the network, in the order of the last messages, in which handlers run.
+    """Waiting messages by handler and subset of the network, in the order of the last messages, in which handlers run.
 
-    A message is written when it is left, into a file of the `folder`, and read when it is sent; memory holds none.
-    `handler_of`: a handler by its name. `resumed`: what a checkpoint holds; raises UserError if a file of it is gone or
-    damaged.
+    A message is written to a file of `folder` at once and read when it is sent; none stays in memory. `handler_of`:
+    finds a handler by name. `resumed`: messages of a checkpoint; raises UserError if a file is missing or damaged.
     """
 
     def __init__(self, folder: Path, handler_of: Callable[[str], Handler], resumed: Iterable[Waiting] = ()) -> None:
         self._folder, self._handler_of = folder, handler_of
         private_folder(folder)
         self._last = max((int(path.stem) for path in folder.glob("*.state") if path.stem.isdecimal()), default=0)
-        self._members: dict[str, frozenset[Id]] = {}  # of parts of the network
+        self._members: dict[str, frozenset[Id]] = {}  # by subset of the network
         self._unsent: dict[tuple[str, str], _Unsent] = {}
         for each in resumed:
             self._unsent[each.handler, each.part] = _Unsent.unpacked(each)
@@ -58,15 +57,15 @@ class WaitingMessages:
                 self._read(handler_of(each.handler), number)
 
     def leave(self, handler: Handler, to: Mapping[Id, Any] | None, send: Any, part: str) -> None:
-        """Messages to some clients, or `send` to everybody in a part; see `Network.tell`. Raises MethodError."""
+        """Add messages to some clients, or `send` to all of a subset; see `Network.tell`. Raises MethodError."""
         if handler.reply is not None:
-            raise MethodError(f"handler {handler.name!r} replies, so it cannot be left with a next request: call it")
+            raise MethodError(f"handler {handler.name!r} replies, so its message cannot wait: use net.call")
         known = self._unsent.pop((handler.name, part), _Unsent())
         if to is None:
             unsent = _Unsent(everybody=None if send is None else self._write(handler, send))
         else:
             unsent, written = known, dict[int, int]()
-            lasting = isinstance(to, dict)  # else each message may be made as it is read, and gone with the next
+            lasting = isinstance(to, dict)  # else messages may be temporary, and their ids reused
             for client, message in to.items():
                 number = written.get(id(message)) if lasting else None
                 if message is not None:
@@ -94,19 +93,19 @@ class WaitingMessages:
             return parsed
         except (FrameError, OSError) as error:
             raise UserError(
-                f"the message {path}, which waits for a client, is gone or damaged: go back to an earlier round "
+                f"the message {path}, which waits for a client, is missing or damaged: go back to an earlier round "
                 f"(--from-round), or start a new run ({error})"
             ) from None
 
     def set_part(self, part: str, members: Sequence[Id]) -> None:
-        """Who is in a part of the network; see `Network.among`."""
+        """Set the members of a subset of the network; see `Network.among`."""
         self._members[part] = frozenset(members)
         for (_, where), unsent in self._unsent.items():
             if where == part:
                 unsent.members = self._members[part]
 
     def of(self, client: Id) -> list[tuple[Handler, LazyMessage]]:
-        """What waits for a client."""
+        """The messages that wait for a client."""
         there = [(name, unsent) for (name, _), unsent in self._unsent.items() if unsent.is_for(client)]
         return [(self._handler_of(name), self._lazy(name, unsent, client)) for name, unsent in there]
 
@@ -118,37 +117,37 @@ class WaitingMessages:
         return unpack_state(handler.message or type(None), self._read(handler, number))
 
     def handlers(self) -> list[str]:
-        """The handlers for which something may wait."""
+        """The handlers for which messages may wait."""
         return list(dict.fromkeys(name for name, _ in self._unsent))
 
     def to(self, handler: str, clients: Iterable[Id]) -> dict[Id, LazyMessage]:
-        """What waits for a handler, by client."""
+        """The messages that wait for a handler, by client."""
         of = [unsent for (name, _), unsent in self._unsent.items() if name == handler]
         return {i: self._lazy(handler, unsent, i) for i in clients for unsent in of if unsent.is_for(i)}
 
     def delivered(self, handler: str, client: Id) -> None:
-        """A client has had a message to that handler."""
+        """Note that a client has received its messages to a handler."""
         for (name, _), unsent in self._unsent.items():
             if name == handler:
                 unsent.own.pop(client, None)
                 unsent.had.add(client)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all."""
         self._unsent = {}
 
     def packed(self) -> list[Waiting]:
-        """All of it, for a checkpoint."""
+        """Its state for a checkpoint."""
         return [unsent.packed(name, part) for (name, part), unsent in self._unsent.items()]
 
     def places(self, before: Collection[int]) -> list[Path]:
-        """What must be on the disk for what waits to survive a loss of power: the files, but for those of `before`, and
-        the folder that has their names."""
+        """The paths to sync so that waiting messages survive a power failure: files, without those of `before`, and
+        their folder."""
         new = {number for each in self.packed() for number in each.files}.difference(before)
         return [*map(self._path, sorted(new)), self._folder] if new else []
 
     def keep_only(self, numbers: Collection[int]) -> None:
-        """Remove every file but these (and what was left half-written)."""
+        """Remove all files but these, also half-written ones."""
         wanted = {self._path(number).name for number in numbers}
         for file in self._folder.iterdir():
             if file.name not in wanted and not file.is_dir():
@@ -157,25 +156,25 @@ class WaitingMessages:
 
 @dataclass
 class _Unsent:
-    """Messages to one handler, by the numbers of their files: to some clients their own, and one to everybody else who
-    has not had it."""
+    """Messages to one handler, by the numbers of their files: individual ones, and one for all other clients that have
+    not received it."""
 
     own: dict[Id, int] = field(default_factory=dict)
     everybody: int | None = None
     had: set[Id] = field(default_factory=set)
-    members: frozenset[Id] | None = None  # whom the one to everybody can be for; None: anybody
+    members: frozenset[Id] | None = None  # the clients that `everybody` is for; None: all
 
     def is_for(self, client: Id) -> bool:
-        """Whether there is one for the client."""
+        """Whether a message waits for the client."""
         there = self.members is None or client in self.members
         return client in self.own or (self.everybody is not None and there and client not in self.had)
 
     def number(self, client: Id) -> int:
-        """Of the client's message, if there is one."""
+        """The number of the client's message, if there is one."""
         return self.own.get(client, self.everybody or 0)
 
     def packed(self, handler: str, part: str) -> Waiting:
-        """As a checkpoint holds it."""
+        """As stored in a checkpoint."""
         numbers = (list(self.own.values()), list(self.own), sorted(self.had), sorted(self.members or ()))
         files, own, had, members = (torch.tensor(each, dtype=torch.int64) for each in numbers)
         return Waiting(handler, files, own, self.everybody, had, part, members)

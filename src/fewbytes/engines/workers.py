@@ -1,4 +1,4 @@
-"""Worker processes, one torch thread each, and the process that forks them and does nothing else."""
+"""Worker processes, one torch thread each, and the process that only forks them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Worker:
 
     def __init__(self, pid: int, pipe: Connection) -> None:
         self.pid, self.pipe = pid, pipe
-        self.jobs: dict[int, Job] = {}  # what it was given and has not ended, oldest first
+        self.jobs: dict[int, Job] = {}  # unfinished jobs, oldest first
 
 
 class ForkServer:
-    """The process that forks workers. It is forked first, and trains nothing: so what it forks, at any time, may open a
-    GPU, which no child can of a process that has, and is as this process was when the pool began."""
+    """The process that forks workers. It is forked first and never opens a GPU, so that its workers can, however late
+    they are forked; they inherit this process's state as of the pool's start."""
 
     def __init__(self, runner: Runner, exchange: Exchange) -> None:
         self._pipe, there = Pipe()
@@ -52,7 +52,7 @@ class ForkServer:
         return Worker(pid, Connection(recv_handle(self._pipe)))
 
     def ended(self, pid: int) -> int | None:
-        """The exit code of a worker that is ending, negative for a signal; None if it does not, or nobody knows."""
+        """The exit code of a worker that is ending, negative for a signal; None if it does not end or is unknown."""
         try:
             self._pipe.send_bytes(str(pid).encode())
             code = self._pipe.recv_bytes()
@@ -61,20 +61,20 @@ class ForkServer:
         return int(code) if code else None
 
     def close(self) -> None:
-        """End all its workers, and it."""
-        with suppress(OSError):  # of a fork server that is gone
+        """End the fork server and all its workers."""
+        with suppress(OSError):  # the fork server has died
             self._pipe.send_bytes(b"end")
         self._pipe.close()
         os.waitpid(self.pid, 0)
 
 
 def forked(run: Callable[[], None]) -> int:
-    """The id of a child process that runs this and ends; Ctrl-C is for its parent alone."""
+    """Fork a child process that calls `run` and ends; returns its id. The child ignores Ctrl-C."""
     sys.stdout.flush()
     sys.stderr.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours (a progress display) are never used there
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child never uses our threads (a progress display)
         pid = os.fork()
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -90,15 +90,15 @@ def forked(run: Callable[[], None]) -> int:
 
 
 def _serve_forks(runner: Runner, exchange: Exchange, pipe: Connection, other: Connection, parent: int) -> None:
-    """The fork server's loop: workers forked and waited for as asked, until it is told to end."""
+    """The fork server's loop: forks workers and waits for their ends on request, until it is asked to end."""
     _end_with(parent)
     other.close()
     workers: set[int] = set()
     me = os.getpid()
-    with suppress(EOFError, OSError):  # its parent is gone
+    with suppress(EOFError, OSError):  # the parent has died
         while (asked := pipe.recv_bytes()) != b"end":
             if asked == b"fork":
-                here, there = Pipe()  # made where no other pool can inherit the worker's end
+                here, there = Pipe()  # created here, where no other pool can inherit the worker's end
                 pid = forked(lambda: _work(runner, exchange, there, (pipe, here), me))  # noqa: B023 (called at once)
                 there.close()
                 workers.add(pid)
@@ -117,9 +117,9 @@ def _serve_forks(runner: Runner, exchange: Exchange, pipe: Connection, other: Co
 
 
 def _waited(pid: int) -> int | None:
-    """A child's exit code, once it has ended; None, and killed, if it has not in time."""
+    """A child's exit code; None if it did not end within PATIENCE and was killed."""
     until = time.monotonic() + PATIENCE
-    with suppress(ChildProcessError):  # that of a fork server before
+    with suppress(ChildProcessError):  # a child of an earlier fork server
         while time.monotonic() < until:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -131,7 +131,7 @@ def _waited(pid: int) -> int | None:
 
 
 def _end_with(parent: int) -> None:
-    """A process of the pool ends with its parent."""
+    """End this process with its parent."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(parent)
 
@@ -161,12 +161,12 @@ def _work(runner: Runner, exchange: Exchange, pipe: Connection, others: Sequence
                 done.length = len(frame)
         try:
             pipe.send_bytes(msgspec.msgpack.encode(done))
-        except OSError:  # the parent is gone
+        except OSError:  # the parent has died
             return
 
 
 def keep_memory() -> None:
-    """Keep what is freed: each training step asks for the same memory again (10 % of the time of ResNet-8)."""
+    """Keep freed memory in the process: each training step needs the same again (10 % of ResNet-8's time)."""
     allocator = ctypes.CDLL(None)
     if hasattr(allocator, "mallopt"):  # the GNU C library
         trim_threshold, mmap_threshold = -1, -3
