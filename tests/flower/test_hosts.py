@@ -29,7 +29,7 @@ def test_a_frame_that_comes_from_another_host_lies_among_the_servers(keeper):
     name = keeper.put(bytearray(b"a frame"))
     assert bytes(keeper.frames.get(name)) == b"a frame"
     keeper.frames.remove(name)
-    with pytest.raises(FrameError, match="no longer where"):
+    with pytest.raises(FrameError, match="no longer exists"):
         keeper.get(name)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to resume, and the check that it may."""
+"""Checkpoints: what a run needs to resume, and the check that it may."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ class Checkpoint:
 
     fewbytes: str
     nonce: bytes  # drawn when the run began
-    starts: int  # how often it has been resumed
+    starts: int  # number of resumptions
     fingerprint: str
     round: int  # the last whole round; 0: after the start
     known: Tensor  # the clients that take part, int64
     finished: bool
     server: bytes  # the server's state as a frame; empty: none
     waiting: list[Waiting]  # messages that wait for their clients' next request
-    under_way: UnderWay  # clients that are at work for a stream
+    under_way: UnderWay  # clients working for a stream
     clock: float  # simulated seconds since the run began
-    lines: list[DeltaStream]  # what rounded messages were last
-    heard: bytes  # which of them clients hold, as msgpack
+    lines: list[DeltaStream]  # the last rounded messages
+    heard: bytes  # clients' positions in the delta streams, as msgpack
     versions: Tensor  # of client states: (client, version) rows, int64
     ledger: Beginning  # of the file of exchanges
     handlers: list[str]
-    rows: Beginning  # of the file of what is in rounds.jsonl
+    rows: Beginning  # of the file of lines of rounds.jsonl
     seconds: float
     peak_memory_bytes: int
 
@@ -76,7 +76,7 @@ class Checkpoint:
 
 
 class Progress(NamedTuple):
-    """How far a run is: the phase that it has just gone through, and the server's `state` after it."""
+    """A run's progress: the last finished phase, and the server's `state` after it."""
 
     fingerprint: str
     starts: int
@@ -87,8 +87,7 @@ class Progress(NamedTuple):
 
 
 SAFE, UNSYNCED = "state", "unsynced"
-"""What the file of a checkpoint is called that survives a loss of power, with all that it names, and one that may not
-do so yet."""
+"""The suffixes of checkpoint files: durable with all files that it names, and not durable yet."""
 
 
 @dataclass
@@ -188,8 +187,8 @@ class Checkpoints:
                 raise UserError(f"the checkpoint {path} names {each}, which is gone or damaged ({error})") from None
 
     def build(self, engine: Engine, progress: Progress, exchanges: int, rows: str) -> Checkpoint:
-        """A checkpoint of a run. What is new in it is added to the files that only grow: the `rows`, and what the
-        ledger has after so many `exchanges`."""
+        """A checkpoint of a run. Appends the new `rows`, and the ledger's rows after `exchanges`, to the append-only
+        files."""
         return Checkpoint(
             fewbytes=VERSION,
             nonce=engine.nonce,
@@ -225,7 +224,7 @@ class Checkpoints:
             self._keep(t, named)
 
     def sync(self) -> None:
-        """Begin to have the checkpoint that was written survive a loss of power."""
+        """Start syncing the written checkpoint to disk."""
         if self._unsynced is not None and self._unsynced.syncing is None:
             self._unsynced.syncing = begin_syncing(self._unsynced.places, self._threads)
 
@@ -244,8 +243,7 @@ class Checkpoints:
                 file.write(part)
 
     def settle(self) -> None:
-        """Wait until the last checkpoint survives a loss of power; then older ones go. Raises OSError if it never
-        will."""
+        """Wait until the last checkpoint is durable, then remove older ones. Raises OSError if syncing fails."""
         self.sync()
         if self._unsynced is not None:
             for each in self._unsynced.syncing or ():
@@ -256,7 +254,7 @@ class Checkpoints:
             self._keep(t, named)
 
     def _keep(self, t: int, named: Named) -> None:
-        """A checkpoint is safe: older ones may go."""
+        """Note that a checkpoint is safe, and remove older ones."""
         self._safe[t] = named
         for each in sorted(self._safe)[: -self._most if self._most else 0]:
             self._file(each, SAFE).unlink()
@@ -267,7 +265,7 @@ class Checkpoints:
         return [*self._safe.values(), *([] if self._unsynced is None else [self._unsynced.named])]
 
     def close(self) -> None:
-        """Wait for what is on its way to the disk; what does not get there stays unsynced."""
+        """Wait for pending syncs; a checkpoint whose sync fails stays unsynced."""
         with suppress(OSError):
             self.settle()
         self._threads.shutdown()

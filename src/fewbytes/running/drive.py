@@ -1,4 +1,4 @@
-"""A run from its settings to its result, on whichever engine: what every engine calls."""
+"""Drives a run from its settings to its result, on any engine."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def _drive(run: Run, folder: Path, connect: Connect) -> Result:
 
 
 def _without_places(about: dict[str, Any]) -> dict[str, Any]:
-    """What a model's file, which is passed on, says of its run: what data are called, not where they lie here."""
+    """The run's entries in a model's file, which may be shared: data by name, without their local paths."""
     places = {key: Path(about[key]).name for key in ("dataset", "client_data") if about.get(key)}
     return about | places

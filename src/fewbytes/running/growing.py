@@ -28,7 +28,7 @@ class GrowingFile:
         self._hasher, self._size = blake3(), 0
 
     def grow(self, part: bytes) -> Beginning:
-        """Add a part; what the file begins with is all that has been added."""
+        """Append a part; returns the prefix with all parts so far."""
         with open(self.path, "ab", opener=partial(os.open, mode=0o600)) as file:
             file.truncate(self._size)  # what a run that was stopped left half-written
             file.write(part)
@@ -37,7 +37,7 @@ class GrowingFile:
         return Beginning(self._size, self._hasher.digest())
 
     def read(self, beginning: Beginning) -> bytes:
-        """What the file begins with. Raises UserError if that is not there any more."""
+        """The bytes of a prefix. Raises UserError if they are missing or damaged."""
         try:
             with open(self.path, "rb") as file:
                 data = file.read(beginning.size)

@@ -207,7 +207,7 @@ class Loop:
         progress = Progress(self.fingerprint, self.starts, self.seconds, done.round, done.phase, self.state)
         checkpoints.write(checkpoints.build(engine, progress, exchanges, rows), engine)
         if done.released:
-            checkpoints.settle()  # what spends privacy is sent once it is counted for good
+            checkpoints.settle()  # count spent privacy durably before anything is sent
         for promise in self.promises:
             promise.kept(done)
         with open(self.folder / "rounds.jsonl", "a", encoding="utf-8") as file:

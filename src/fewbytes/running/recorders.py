@@ -1,9 +1,9 @@
-"""Watchers that keep a run's numbers where other tools show them: TensorBoard, MLflow, Trackio.
+"""Watchers that log a run's numbers to TensorBoard, MLflow or Trackio.
 
 All write the same names, a value a round: `accuracy/personalised` and so on (metric and kind), `loss/train`,
 `measured/<name>`, `uplink_MB/round`, `uplink_MB/total`, the same of `downlink_MB`, `clients` and `seconds`; the step is
-the round, one more for what came after the last. At the end of a run `result/<name>` says what came of it. Characters
-that not every store takes in a name are written `_`.
+the round, one more for the finish. At the end of a run, `result/<name>` are its results. Characters that some stores do
+not accept in names are written `_`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _ByRound(Recorder):
             self._write_new(self._folder)
 
     def ended(self, result: dict[str, Any]) -> None:
-        """Write what came of the run, and close the store."""
+        """Write the run's results, and close the store."""
         if self._folder is not None:
             if result["status"] == "done" and self._new:
                 self._write(self._last, _of_result(result))
@@ -68,7 +68,7 @@ class _ByRound(Recorder):
 
     @abstractmethod
     def _open(self, folder: Path, config: dict[str, Any], so_far: int) -> int:
-        """Open the store for a run of which there are so many rounds; the last that it holds, 0 if there is none."""
+        """Open the store for a run with `so_far` rounds; returns the last round in the store, 0 if there is none."""
 
     @abstractmethod
     def _write(self, t: int, numbers: Mapping[str, float]) -> None:
@@ -141,7 +141,7 @@ class MLflow(_ByRound):
         self._experiment, self._name = experiment, name
 
     def place(self) -> str:
-        """Its name, and where it is if that was said."""
+        """Its name, and its address if given."""
         return f"MLflow ({self._uri})" if self._uri else "MLflow"
 
     def _open(self, folder: Path, config: dict[str, Any], so_far: int) -> int:
@@ -207,8 +207,8 @@ class Trackio(_ByRound):
 
 
 def watcher_of(text: str, name: str) -> Recorder:
-    """What `--watch` names: `tensorboard`, `mlflow` or `trackio`, and after a colon where it writes: a folder in which
-    each run has one, a store's address or SQLite file, a project. `name`: of the run. Raises UserError."""
+    """The recorder that `--watch` names: `tensorboard`, `mlflow` or `trackio`, optionally with a colon and a place: a
+    folder of runs' folders, a store's address or SQLite file, a project. `name`: the run's. Raises UserError."""
     kind, colon, place = text.partition(":")
     if colon and not place:
         raise UserError(f"--watch {text}: say where after the colon, or leave it out")
@@ -248,7 +248,7 @@ def _of_row(row: dict[str, Any], here: Mapping[str, float], moved: Mapping[str, 
 
 
 def _of_result(result: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of result.json that say what came of a run."""
+    """The main numbers of result.json."""
     found = {name: result["score"][name] for name in ("final", "best", "best_round")}
     found |= {f"{way}_MB": result[f"{way}_bytes"] / 1e6 for way in ("uplink", "downlink")}
     found |= {name: result[name] for name in ("rounds", "seconds", "left_out")}

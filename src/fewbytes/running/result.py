@@ -1,4 +1,4 @@
-"""What a run leaves to who called it."""
+"""The result of a run."""
 
 from __future__ import annotations
 

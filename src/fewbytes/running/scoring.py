@@ -15,8 +15,8 @@ from fewbytes.running.rounds import Rounds
 
 
 def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequence[Row], due: bool) -> None:
-    """Score the models after a phase where that is `due`, after what turns out to be the last round, and where a method
-    is scored after that. `rows`: the lines of the phases before."""
+    """Score the models after a phase if it is `due`, if the round turns out to be the last, or at the finish if the
+    method is scored then. `rows`: the lines of earlier phases."""
     whole, t = done.phase == "round", done.round
     sent = {"round": t, "phase": done.phase, "scores": {}, "seconds": done.seconds[0], **done.bytes}
     if whole and rounds.may_end("sent"):
@@ -36,7 +36,7 @@ def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
     """Scores by metric and kind; after the last round predictions are shown, where the objective has pictures.
 
     `personalised`: of clients' own models, the mean over clients; `micro`: over all their samples; `newcomers`: of
-    those who came after round 1, where others are there, too; `global`: of the server's model on its test set.
+    clients that joined after round 1, if others are present, too; `global`: of the server's model on its test set.
     """
     scores = {i: score for i, score in engine.scheduler.score_clients().items() if score}  # none: no model yet
     problem = engine.problem
@@ -55,5 +55,5 @@ def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
 
 
 def merged(some: ByMetric, more: ByMetric) -> ByMetric:
-    """Scores of both, of equal ones the latter's."""
+    """The scores of both; `more` replaces equal entries."""
     return {metric: some.get(metric, {}) | more.get(metric, {}) for metric in dict.fromkeys([*some, *more])}

@@ -9,7 +9,7 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id
 from fewbytes.engines.engine import Engine
 
-MOST_GUESSES = 3  # of whose reply made a method raise, before that is taken for the method's own mistake
+MOST_GUESSES = 3  # clients suspected by guess, before the error counts as the method's own
 
 
 def take(

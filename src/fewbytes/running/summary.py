@@ -1,4 +1,4 @@
-"""What result.json says of a run."""
+"""The content of result.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fewbytes.running.rounding import rounded
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went; `rounds`: it has or will have."""
+    """How a run ended; `rounds`: the number of its last round."""
 
     status: str
     rounds: int
@@ -46,9 +46,9 @@ def summary(
 ) -> dict[str, Any]:
     """The entries of result.json from the lines of rounds.jsonl and the ledger.
 
-    `counts`: what partition.json holds. `about`: further entries. `absent`: by client, in how many rounds its node was
-    not there or could not take part. Scores are of who is there: if all first clients
-    leave, of the rounds after that. `score` is of the first metric; `further` of the others.
+    `counts`: the content of partition.json. `about`: further entries. `absent`: by client, the number of rounds in
+    which its node was absent or could not take part. Scores are of present clients: if all first clients leave, of the
+    rounds after that. `score` is of the first metric; `further` of the others.
     """
     metrics = {metric.name: metric for metric in task.problem.objective.metrics}
     left = turnover(task, outcome.rounds)
@@ -109,7 +109,7 @@ def write_results(folder: Path, result: dict[str, Any], ledger: Ledger) -> None:
 
 
 def turnover(task: Task, rounds: int) -> int | None:
-    """The first round in which nobody is there of those who were in round 1; None if somebody always is."""
+    """The first round without any client of round 1; None if there is none."""
     if task.problem.stays:
         return None
     first = set(task.problem.clients_in(1))
@@ -117,7 +117,7 @@ def turnover(task: Task, rounds: int) -> int | None:
 
 
 def _curves(rows: Sequence[dict[str, Any]], metric: str, since: int, higher: bool) -> dict[str, dict[str, Any]]:
-    """By kind the last value of a metric since a round, and the best, and in which round that was."""
+    """A metric's last and best values since a round, and the best round, by kind of score."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         for kind, value in row["scores"].get(metric, {}).items():
@@ -131,7 +131,7 @@ def _curves(rows: Sequence[dict[str, Any]], metric: str, since: int, higher: boo
 
 
 def _last(rows: Sequence[dict[str, Any]], metric: str, before: int) -> dict[str, float]:
-    """By kind the last value of a metric before a round."""
+    """A metric's last value before a round, by kind of score."""
     last: dict[str, float] = {}
     for row in rows:
         last |= row["scores"].get(metric, {}) if row["round"] < before else {}
@@ -139,9 +139,9 @@ def _last(rows: Sequence[dict[str, Any]], metric: str, before: int) -> dict[str,
 
 
 def majority_class_accuracy(counts: dict[str, Any], data: FederatedData) -> dict[str, float]:
-    """What guessing scores: `global` the commonest training class on the server's test set (of the classes in it),
-    `personalised` the mean over clients of each one's own commonest class on its test split. None where
-    something else than classes is learnt, and where a node does not say its client's labels."""
+    """The accuracy of always predicting the most frequent training class: `global` on the server's test set (of the
+    classes in it), `personalised` with each client's own class on its test split, averaged over clients. Empty if the
+    task is not classification, or a node does not report its labels."""
     labelled = all(isinstance(row, list) for row in counts["train"] + counts["test"])
     if not labelled or data.learns != "classes":
         return {}
@@ -160,15 +160,15 @@ def majority_class_accuracy(counts: dict[str, Any], data: FederatedData) -> dict
 
 
 def tested_on(counts: dict[str, Any], data: FederatedData) -> dict[str, int]:
-    """How many samples models are tested on: `global` the server's, `personalised` the clients' own, all together.
-    None where there are none, or a node does not say."""
+    """The number of test samples: `global` the server's, `personalised` those of all clients together. No entry where
+    there are none, or a node does not report them."""
     own = [sum(row) if isinstance(row, list) else row for row in counts["test"]]
     found = {"personalised": 0 if None in own else sum(own), "global": len(data.test)}
     return {kind: samples for kind, samples in found.items() if samples}
 
 
 def versions() -> dict[str, str]:
-    """What a result depends on: the package, its number crunchers, Python."""
+    """The versions that results depend on: of this package, torch, numpy and Python."""
     return {
         "fewbytes": VERSION,
         "torch": torch.__version__,

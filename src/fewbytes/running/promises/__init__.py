@@ -1,1 +1,1 @@
-"""What a run keeps to, and what it reports of each round: a file each, in one list (`every.py`)."""
+"""A run's promises, which limit it or report on each round: one file each, listed in `every.py`."""

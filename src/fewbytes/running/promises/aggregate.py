@@ -1,4 +1,4 @@
-"""The rule by which the server puts replies together, where that is not the mean."""
+"""The aggregation rule, if it is not the mean."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fewbytes.running.promises.promise import Promise
 
 
 class Aggregate(Promise):
-    """What the server takes in place of the mean."""
+    """Sets the server's aggregation rule."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self.terms = f", aggregate {rule}"
 
     def begin(self, engine: Engine) -> None:
-        """Say so."""
+        """Set the engine's rule."""
         engine.rule = self._rule
 
     def result_entries(self) -> dict[str, Any]:

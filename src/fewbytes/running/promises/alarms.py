@@ -1,4 +1,4 @@
-"""Names the clients whose updates stand out from the others', as soon as they have done so in several rounds."""
+"""Reports clients whose updates are outliers in several rounds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fewbytes.engines.engine import Engine
 from fewbytes.running.promises.promise import Phase, Promise, Row
 
 LONG, FAR_TOO_LONG = 8.0, 20.0
-"""Medians of all norms: what stands out, and what need not do so twice. Honest clients of twenty runs with a Dirichlet
-alpha of 0.1 to 1 came to 5."""
+"""Norms, in medians of all norms, of an outlier and of one reported at once. Honest clients reached at most 5, in 20
+runs with a Dirichlet alpha of 0.1 to 1."""
 AGAINST, SPREADS, LEAST_SPREAD = -0.1, 4.0, 0.05
-"""A cosine to the others' mean below this stands out if it is so many spreads (1.48 median deviations, or so much at
-least) below the median of the others', and these agree: where all clients differ nobody does."""
+"""A cosine to the others' mean below AGAINST is an outlier if it is SPREADS spreads below the others' median. A spread
+is 1.48 median deviations, at least LEAST_SPREAD. If all clients differ, none is an outlier."""
 WINDOW, OFTEN = 5, 3
-"""In how many of a client's last rounds it stands out until it is named."""
+"""A client is reported once it is an outlier in OFTEN of its last WINDOW rounds."""
 KINDS = {
     "long": "sends updates far longer than the others'",
     "against": "pulls the other way (or has data unlike the others')",
@@ -27,8 +27,8 @@ KINDS = {
 
 
 class Alarms(Promise):
-    """Hears the updates of one round after another. `named`: who stands out, and how, as of its last round; `since`:
-    in which round each of them did so first."""
+    """Observes the updates of each round. `named`: the reported clients, and how they stand out as of their last round;
+    `since`: the round in which each did so first."""
 
     def __init__(self) -> None:
         self.named: dict[Id, str] = {}
@@ -38,7 +38,7 @@ class Alarms(Promise):
         self._called: Callable[[Id], str] = str
 
     def observe(self, round: int, updates: Mapping[Id, Comparison]) -> list[Id]:
-        """Take a round's updates into account; who is named in it for the first time."""
+        """Add a round's updates; returns the clients reported for the first time."""
         new = []
         for client, kind in standing_out(updates).items():
             seen = self._seen.setdefault(client, [])
@@ -54,7 +54,7 @@ class Alarms(Promise):
         return new
 
     def recall(self, rows: Sequence[Row]) -> None:
-        """Hear again what earlier lines say."""
+        """Observe the updates of earlier lines."""
         for row in rows:
             self._observe_line(row)
 
@@ -62,21 +62,21 @@ class Alarms(Promise):
         return self.observe(row["round"], {int(i): Comparison(*of) for i, of in row.get("updates", {}).items()})
 
     def begin(self, engine: Engine) -> None:
-        """Learn what people call clients."""
+        """Get clients' display names."""
         self._called = engine.sites.called
 
     def row(self, phase: Phase) -> Row:
-        """Each client's update beside the others', to four digits."""
+        """Each client's update compared with the others', to four digits."""
         updates = {str(i): [float(f"{part:.4g}") for part in each] for i, each in phase.updates().items()}
         return {"updates": updates} if updates else {}
 
     def notes(self, phase: Phase) -> Iterable[str]:
-        """Who stands out for the first time."""
+        """The clients that stand out for the first time."""
         for client in self._observe_line(phase.row) if phase.row else ():
             yield f"round {phase.round}: {self._called(client)} {self.named[client]}"
 
     def explain(self, error: Exception) -> str:
-        """Where too few clients can answer: who stood out before that."""
+        """If too few clients can answer: those that stood out before."""
         if not isinstance(error, TooFewReplies) or not self.named:
             return ""
         who = "; ".join(f"{self._called(i)} {words}" for i, words in self.named.items())
@@ -84,7 +84,7 @@ class Alarms(Promise):
         return f" (before that {who}; continue without: --resume RUN --from-round {first - 1} --exclude {these})"
 
     def result_entries(self) -> dict[str, Any]:
-        """Who stood out, by client."""
+        """The clients that stood out."""
         named = {str(client): words for client, words in sorted(self.named.items())}
         return {"stands_out": named} if named else {}
 

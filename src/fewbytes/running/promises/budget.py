@@ -7,11 +7,11 @@ from typing import Any
 
 from fewbytes.running.promises.promise import Limit, Row
 
-HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
+HEADROOM = 1.1  # coded sizes vary: the next round may send this many times what the largest has
 
 
 class Budget(Limit):
-    """Most bytes that all clients may send. `ends`: whether the run ends by it."""
+    """The maximum number of bytes that all clients may send. `ends`: whether it ends the run."""
 
     name = "budget"
 
@@ -21,12 +21,12 @@ class Budget(Limit):
         self.known = "sent" if ends else "never"
 
     def why(self, rows: Sequence[Row]) -> str:
-        """Whether another round fits: one that sends HEADROOM times what the largest so far has. The first always
-        does."""
+        """Why another round does not fit, if it sends HEADROOM times as much as the largest so far. The first round
+        always fits."""
         rounds = [i for i, row in enumerate(rows) if row["phase"] == "round"]
         if self.known == "never" or not rounds:
             return ""
-        so_far = sum(row["uplink_bytes"] for row in rows[: rounds[-1] + 1])  # not who joined later: resuming finds it
+        so_far = sum(row["uplink_bytes"] for row in rows[: rounds[-1] + 1])  # without later joins, as in a resumed run
         fits = so_far + HEADROOM * max(rows[i]["uplink_bytes"] for i in rounds) <= self._budget
         return "" if fits else "another would exceed the budget"
 

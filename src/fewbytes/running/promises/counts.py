@@ -1,4 +1,4 @@
-"""partition.json: who holds how many samples of which class, as far as it is known here."""
+"""partition.json: each client's number of samples by class, as far as the server knows it."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from fewbytes.running.promises.promise import Opening, Promise, Row
 
 
 class PartitionCounts(Promise):
-    """What partition.json in a run folder holds, in `counts`; None for clients whose nodes have said nothing yet."""
+    """The content of partition.json, in `counts`; None for clients whose nodes have not reported yet."""
 
     def __init__(self, data: FederatedData, folder: Path) -> None:
         self._path = folder / "partition.json"
         self.counts: dict[str, Any] = data.label_counts()
         for i, client in enumerate(data.clients):
-            if not len(client.train):  # its data lie elsewhere: what its node says is entered once it is there
+            if not len(client.train):  # its data are on a node, which reports its counts when it connects
                 self.counts["train"][i] = self.counts["test"][i] = None
-        self._entered: set[Id] = set()  # the clients whose nodes' figures are held
+        self._entered: set[Id] = set()  # the clients whose nodes have reported
         self._resumed = False
 
     def recall(self, rows: Sequence[Row]) -> None:
-        """What was entered before counts."""
+        """Compare later reports with the counts in the file."""
         self._resumed = True
 
     def begin(self, engine: Engine) -> None:
-        """Enter what the nodes of the first clients say."""
+        """Enter the counts reported by the first clients' nodes."""
         self._enter(engine.roster.sample_counts)
 
     def before_round(self, opening: Opening) -> None:
-        """Enter what the nodes of those say that have arrived, before they are served."""
+        """Enter the counts of clients that have arrived, before they join."""
         self._enter(opening.engine.roster.sample_counts)
 
     def _enter(self, reported: Mapping[Id, tuple[SampleCounts, SampleCounts]]) -> None:
-        """Enter the counts of training and test samples that nodes report. Raises UserError if a run resumes
-        and a client's samples are not as many as they were."""
+        """Enter the counts of training and test samples that nodes report. Raises UserError if a client of a resumed
+        run has another number of samples than before."""
         new = {i: counts for i, counts in reported.items() if i not in self._entered}
         if not new:
             return

@@ -21,7 +21,7 @@ from fewbytes.running.run import Run
 
 
 def promises_of(run: Run, folder: Path) -> list[Promise]:
-    """What a run promises."""
+    """The promises of a run."""
     method, problem, settings = run.method, run.task.problem, run.settings
     promises: list[Promise] = [Measured()]
     if settings.budget is not None:

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: each line names them, and people are told of the first."""
+"""Numbers that are not finite: each line names them, and a note reports the first."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fewbytes.running.promises.promise import Phase, Promise, Row
 
 
 class NotFinite(Promise):
-    """What was measured or sent as no finite number; `objective`: what may be the reason."""
+    """Reports measurements and replies that are not finite. `objective`: hints at the cause."""
 
     def __init__(self, objective: Objective) -> None:
         self._objective, self._warned = objective, False
 
     def row(self, phase: Phase) -> Row:
-        """Its names."""
+        """The names of values that are not finite."""
         broken = phase.records.not_finite() + [f"reply.{handler}" for handler in sorted(phase.not_finite)]
         return {"not_finite": broken} if broken else {}
 

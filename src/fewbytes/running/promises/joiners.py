@@ -1,4 +1,4 @@
-"""Clients that come and go: those that come are served before a round begins."""
+"""Clients that join during a run: they are served before a round begins."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fewbytes.running.watcher import Watcher
 
 
 class Joiners(Promise):
-    """Serves clients that the run did not know."""
+    """Serves clients that are new to the run."""
 
     def __init__(self, method: Method, watcher: Watcher) -> None:
         self._method, self._watcher = method, watcher
         self._refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
-        self._missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
+        self._missed: list[LeftOut] = []  # newcomers that could not be served before this round
 
     def recall(self, rows: Sequence[Row]) -> None:
-        """Who was refused."""
+        """Restore the refused clients."""
         self._refused = {left["client"]: left["why"] for left in refusals(rows)}
 
     def before_round(self, opening: Opening) -> None:
-        """Serve who has arrived. Raises FewbytesError if nobody is there."""
+        """Serve the clients that have arrived. Raises FewbytesError if no client is present."""
         for client in opening.arrived:
             if client not in self._refused:
                 self._serve(opening, client)
@@ -37,7 +37,7 @@ class Joiners(Promise):
             raise FewbytesError(f"round {opening.t} cannot begin: every client has left or could not join")
 
     def _serve(self, opening: Opening, client: Id) -> None:
-        """Serve a client; one that is gone again may come back later."""
+        """Serve a client; one that disconnects meanwhile may return later."""
         engine = opening.engine
         engine.roster.clients = sorted([*engine.roster.clients, client])
 
@@ -64,7 +64,7 @@ class Joiners(Promise):
                 self._watcher.joined(client)
 
     def row(self, phase: Phase) -> Row:
-        """Whose replies took no part, and newcomers who could not be served."""
+        """The clients left out, and newcomers that could not be served."""
         left_out, self._missed = [*self._missed, *phase.left_out], []
         return {"left_out": [asdict(left) for left in left_out]} if left_out else {}
 
@@ -76,6 +76,6 @@ def staying(clients: Sequence[Id], problem: Problem, t: int) -> list[Id]:
 
 
 def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What lines of rounds.jsonl say of newcomers that the method could not serve."""
+    """The entries in lines of rounds.jsonl of newcomers that the method could not serve."""
     left_out = [left for row in rows if row["phase"] == "join" for left in row.get("left_out", [])]
     return [left for left in left_out if left["handler"] == "join"]

@@ -1,4 +1,4 @@
-"""What clients measured in a phase, how good its models are, and what it moved."""
+"""A phase's measurements, scores and bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Measured(Promise):
     """Begins each line."""
 
     def row(self, phase: Phase) -> Row:
-        """Which phase it is, its scores, means of what was measured, and bytes."""
+        """The phase, its scores, mean measurements, and bytes."""
         measured = means(phase.records.measures)
         return {
             "round": phase.round,

@@ -1,4 +1,4 @@
-"""What a method notes of a phase."""
+"""A method's notes on a phase."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from fewbytes.running.promises.promise import Phase, Promise, Row
 
 
 class Notes(Promise):
-    """Puts it on the phase's line."""
+    """Puts the notes on the phase's line."""
 
     def row(self, phase: Phase) -> Row:
-        """By what, how much."""
+        """The notes by name."""
         return {"notes": phase.noted} if phase.noted else {}

@@ -1,4 +1,4 @@
-"""What a run promises of privacy, and what it has spent of that."""
+"""A run's differential privacy: what it promises and has spent."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fewbytes.running.promises.promise import Phase, Promise, Row
 
 
 class Spending(Promise):
-    """Counts what a run of so many `planned` rounds spends of its `promise`."""
+    """Counts what a run of `planned` rounds spends of its `promise`."""
 
     def __init__(self, promise: Privacy, planned: int, seed: int, folder: Path) -> None:
         self.promise = promise
         self.terms = f", dp {promise} over {planned} rounds"
         self.privacy = ClientPrivacy(promise, planned, seed) if promise.of == "clients" else None
-        """What the server keeps to, where clients were promised something."""
+        """The client-level privacy that the server enforces; None: the promise is per sample."""
         self.epsilon, self.means = 0.0, 0  # spent; noisy means so far
         self._kept = folder / "checkpoint" / "means"
 
     def recall(self, rows: Sequence[Row]) -> None:
-        """What was spent, in the rounds of the checkpoint or, if the run went back, after it."""
+        """Restore what was spent, also in rounds after the checkpoint if the run went back."""
         for row in rows:
             if spent := row.get("privacy"):
                 self.epsilon, self.means = spent["epsilon"], spent.get("means", 0)
@@ -35,7 +35,7 @@ class Spending(Promise):
             self.epsilon = self.privacy.epsilon(self.means)
 
     def restore(self, rows: Sequence[Row], left: int) -> None:
-        """Raises UserError if the rounds that are left may need more noisy means than are promised."""
+        """Raises UserError if the remaining rounds may need more noisy means than were promised."""
         unspent = left if self.privacy is None else self.privacy.rounds - self.means
         if self.privacy is not None and left > unspent:
             done = sum(row["phase"] == "round" for row in rows)
@@ -45,11 +45,11 @@ class Spending(Promise):
             )
 
     def begin(self, engine: Engine) -> None:
-        """Say what the server keeps to."""
+        """Set the engine's privacy."""
         engine.privacy = self.privacy
 
     def after_phase(self, phase: Phase) -> None:
-        """Count what is spent: of clients, in how many noisy means; of samples, the most that a client says. Raises
+        """Count what is spent: per client, the noisy means; per sample, the maximum that a client reports. Raises
         UserError for more than was promised."""
         if self.privacy is None:
             entries = phase.records.measures.pop("epsilon", {}).values()
@@ -61,17 +61,17 @@ class Spending(Promise):
         self.epsilon = self.privacy.epsilon(self.means)
 
     def row(self, phase: Phase) -> Row:
-        """What is spent so far."""
+        """The privacy spent so far."""
         means = {} if self.privacy is None else {"means": self.means}
         return {"privacy": {"epsilon": self.epsilon, **means}}
 
     def kept(self, phase: Phase) -> None:
-        """Have the number of noisy means survive, also a going back to another checkpoint."""
+        """Store the number of noisy means, which survives going back to an earlier checkpoint."""
         if phase.released:
             with replacing(self._kept, sync=True) as file:
                 file.write(str(self.means).encode())
 
     def result_entries(self) -> dict[str, Any]:
-        """What was promised, and what is spent."""
+        """The promise, and the privacy spent."""
         entries = {"dp": str(self.promise), "epsilon_spent": self.epsilon}
         return entries | ({} if self.privacy is None else {"noise_multiplier": self.privacy.multiplier})

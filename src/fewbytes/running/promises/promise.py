@@ -1,4 +1,4 @@
-"""The protocol of a promise: what the loop asks of it, and when."""
+"""The protocol of a promise: the methods that the loop calls, and when."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ Row = dict[str, Any]
 
 @dataclass
 class Phase:
-    """What came of a phase of a run: what comes before the first round (`start`), a client's `join`, a `round`, or what
-    comes after the last (`finish`). `seconds`: that it took, and that its scoring took."""
+    """The results of a phase of a run: `start` (before the first round), a client's `join`, a `round`, or `finish`
+    (after the last). `seconds`: its duration, and that of its scoring."""
 
     round: int
     phase: str
-    client: Id | None  # who joined
-    cohort: int  # how many clients took part
-    bytes: dict[str, int]  # that it moved, as `Ledger.totals` has them
+    client: Id | None  # the client that joined
+    cohort: int  # number of clients that took part
+    bytes: dict[str, int]  # as in `Ledger.totals`
     records: Gathered
     left_out: list[LeftOut]
-    not_finite: set[str]  # handlers of which a reply held numbers that are not
+    not_finite: set[str]  # handlers with replies that are not finite
     updates: Callable[[], Mapping[Id, Comparison]]
     noted: dict[str, str]  # by the method
     staleness: list[int]
     clock: float  # simulated seconds since the run began
     released: int  # noisy means
-    called: Callable[[Id], str]  # a client as people know it
+    called: Callable[[Id], str]  # a client's display name
     scores: ByMetric = field(default_factory=dict)
     pooled: ByMetric = field(default_factory=dict)
     seconds: tuple[float, float] = (0.0, 0.0)
@@ -45,7 +45,7 @@ class Phase:
 
     @classmethod
     def of(cls, engine: Engine, phase: str, client: Id | None, before: int) -> Self:
-        """The phase that an engine has just gone through; `before`: exchanges in the ledger when it began."""
+        """The phase that an engine has just finished. `before`: number of exchanges in the ledger when it began."""
         ledger, step, roster = engine.ledger, engine.step, engine.roster
         cohort, moved = len(np.unique(ledger.columns(before)["client"])), ledger.totals(before)
         return cls(
@@ -57,7 +57,7 @@ class Phase:
 
 
 class Take(Protocol):
-    """Takes a phase of the run: its name, what is done with the server's state, and the client that it is for."""
+    """Runs a phase: its name, the step on the server's state, and the client that it is for."""
 
     def __call__(self, phase: str, step: Callable[[Any], None], client: Id) -> None:
         """Raises what the step raises."""
@@ -65,7 +65,7 @@ class Take(Protocol):
 
 @dataclass(frozen=True)
 class Opening:
-    """A round that is about to begin. `arrived`: clients that can be reached and the run does not know yet."""
+    """A round that is about to begin. `arrived`: reachable clients that are new to the run."""
 
     t: int
     arrived: list[Id]
@@ -74,10 +74,10 @@ class Opening:
 
 
 class Promise:
-    """Something that a run keeps to, or reports: override what it takes. In a list, whose order is that of the parts of
-    a line and of result.json.
+    """A limit that a run keeps, or something that it reports: override the methods you need. The order in the list is
+    the order of entries in lines and in result.json.
 
-    State that must outlive the process is in the lines of rounds.jsonl, which a resumed run reads.
+    State that must outlive the process belongs in the lines of rounds.jsonl, which a resumed run reads.
     """
 
     terms = ""
@@ -87,31 +87,31 @@ class Promise:
         """The run resumes after these lines."""
 
     def restore(self, rows: Sequence[Row], left: int) -> None:
-        """The run was sent back to the checkpoint after these lines, which it has recalled, and `left` rounds follow.
-        Raises UserError if it may not go back that far."""
+        """The run goes back to the checkpoint after these lines, which were recalled; `left` rounds follow. Raises
+        UserError if it may not go back that far."""
 
     def begin(self, engine: Engine) -> None:
-        """The engine is ready, and nothing has been asked of clients yet."""
+        """The engine is ready, and no client has been asked yet."""
 
     def before_round(self, opening: Opening) -> None:
         """A round is about to begin."""
 
     def after_phase(self, phase: Phase) -> None:
-        """A phase has been gone through, and nothing is scored or written yet. Raises UserError for what breaks it."""
+        """A phase is finished, but not scored or written yet. Raises UserError if it breaks the promise."""
 
     def row(self, phase: Phase) -> Row:
         """Its part of the phase's line; the phase has been scored."""
         return {}
 
     def kept(self, phase: Phase) -> None:
-        """The checkpoint after the phase is written, and nobody has been told of the phase."""
+        """The checkpoint after the phase is written, but the phase is not reported yet."""
 
     def notes(self, phase: Phase) -> Iterable[str]:
-        """What people should know of a round, or of what came after the last."""
+        """Notes for the user on a round, or on the finish."""
         return ()
 
     def explain(self, error: Exception) -> str:
-        """What to add to an error that ends the run."""
+        """Text to add to an error that ends the run."""
         return ""
 
     def result_entries(self) -> dict[str, Any]:
@@ -123,11 +123,11 @@ class Limit(Promise):
     """A promise that may end a run before its last round."""
 
     name = ""
-    """What result.json calls it."""
+    """Its name in result.json."""
     known: Literal["sent", "scored", "never"] = "never"
-    """When it is known that a round was the last: as soon as it is over, by what was sent; once it is scored; or never,
-    as the method has rounds of its own."""
+    """When it is known whether a round was the last: after the round (`sent`), after its scoring, or never, as the
+    method sets its own rounds."""
 
     def why(self, rows: Sequence[Row]) -> str:
-        """Why no round comes after these lines, in words; nothing if one does."""
+        """Why the run ends after these lines; empty if it continues."""
         return ""

@@ -19,18 +19,18 @@ class Stop(Limit):
         self._when, self._metrics, self._headline = when, metrics, headline
         self.terms = f", stop_when {when}"
         self.known = "scored" if ends else "never"
-        self._scored = self.known == "never"  # nobody waits for a score then
+        self._scored = self.known == "never"  # no score is needed then
 
     def recall(self, rows: Sequence[Row]) -> None:
-        """Whether something was scored."""
+        """Note whether something was scored."""
         self._scored |= any(row["scores"] for row in rows)
 
     def why(self, rows: Sequence[Row]) -> str:
-        """As the condition says."""
+        """Why the condition ends the run; empty if it does not."""
         return "" if self.known == "never" else self._when.why(rows, self._metrics, self._headline)
 
     def notes(self, phase: Phase) -> Iterable[str]:
-        """The first scores are not those to stop by."""
+        """A note if the first scores lack the one in the condition."""
         if phase.scores and not self._scored:
             self._scored = True
             if missing := self._when.missing(phase.scores):

@@ -1,4 +1,4 @@
-"""How long phases take, by this machine's clock and by the one that is simulated."""
+"""Durations of phases, real and simulated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Times(Promise):
         self._simulated = simulated
 
     def row(self, phase: Phase) -> Row:
-        """How many rounds ago replies of a stream were asked for, on average; seconds."""
+        """The mean staleness of a stream's replies in rounds, and seconds."""
         stale, (seconds, scoring) = phase.staleness, phase.seconds
         return {
             **({"staleness": round(sum(stale) / len(stale), 4)} if stale else {}),
