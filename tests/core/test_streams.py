@@ -275,10 +275,10 @@ def test_what_does_not_go_with_a_stream_is_refused_in_one_line(engine):
         net.among([0, 1], "some").stream(method.work, send=Message(1))
     ((client, *_),) = islice(net.stream(method.work, send=Message(1), at_once=4), 1)
     busy = [i for i in net.clients if i != client]
-    with pytest.raises(fb.MethodError, match=f"at work .*\\[{busy[0]}"):
+    with pytest.raises(fb.MethodError, match=f"still work .*\\[{busy[0]}"):
         net.call(method.work, to=net.clients, send=Message(1))
     assert [i for i, _ in net.call(method.work, to=[client], send=Message(1))] == [client]
-    with pytest.raises(fb.MethodError, match="at work on 'work'"):
+    with pytest.raises(fb.MethodError, match="still work on 'work'"):
         net.stream(method.other, send=Message(1))
     net.tell(method.told, send=Message(1), when="next")
     with pytest.raises(fb.MethodError, match="messages wait"):

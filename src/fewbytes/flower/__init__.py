@@ -9,4 +9,4 @@ needs("Flower", "flower", "flwr")
 from fewbytes.flower.private.programs import QUIET  # noqa: E402
 
 for _name, _value in QUIET.items():
-    os.environ.setdefault(_name, _value)  # here, for whichever module imports flwr first
+    os.environ.setdefault(_name, _value)  # before any module imports flwr

@@ -1,4 +1,4 @@
-"""What the samples on a node have given away in all runs together, and how much of that their owner allows."""
+"""The privacy that all runs together have spent of a node's samples, and the limit that their owner sets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fewbytes.core.problem import Id
 from fewbytes.engines.store import ClientStore
 
 FOLDER = ".privacy"
-"""Where the diaries lie, beside a node's run folders; no run has such a name."""
-SPENT = ".spent"  # the end of their names
+"""The folder of the diaries, beside a node's run folders; no run can have this name."""
+SPENT = ".spent"  # the suffix of diaries
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Allowed:
 
 
 class Allows(NamedTuple):
-    """How much runs may take of a node: how many folders, of its samples' privacy (None: as the first run promises),
-    and how far the first layer of a model may be from the agreed first model's (`fewbytes.core.trust`). `holds`: the
-    client whose data it says it has."""
+    """A node's limits for runs: the number of run folders, its samples' privacy (None: as the first run promises), and
+    the distance of a model's first layer from the agreed first model's (`fewbytes.core.trust`). `holds`: the client
+    whose data it has, by its configuration."""
 
     run_folders: int = 100
     privacy: Allowed | None = None
@@ -68,7 +68,7 @@ class Allows(NamedTuple):
 
 
 class Entry(msgspec.Struct, array_like=True):
-    """One training: by which run, what it began with (a digest that knows the run's secret), what it spent."""
+    """One training: its run, a digest of its initial state keyed by the run's secret, and what it spent."""
 
     run: str
     begin: bytes
@@ -76,7 +76,7 @@ class Entry(msgspec.Struct, array_like=True):
 
 
 class Diary(msgspec.Struct):
-    """What all runs have spent of a client's samples. `first`: what the first of them promised, epsilon and delta."""
+    """What all runs have spent of a client's samples. `first`: the first run's promise, epsilon and delta."""
 
     first: tuple[float, float]
     entries: list[Entry] = []
@@ -108,11 +108,11 @@ class Allowance:
         private_folder(self.folder)
 
     def secret(self) -> bytes:
-        """32 bytes that nobody else knows, the same for the same run, asked for in the same words."""
+        """32 secret bytes, the same for the same run with the same settings."""
         return blake3(self.store.secret() + self.settings.encode()).digest()
 
     def trained(self, client: Id, begin: bytes, spent: Steps) -> int:
-        """As in `Diary`, and in all runs. Raises FewbytesError where these may not spend so much."""
+        """As in `Diary`, for all runs together. Raises FewbytesError if they may not spend that much."""
         key = blake3(self.secret() + begin).digest()
         with locked(self.folder / f"{self._name}.lock"):
             diary = self._diary()
@@ -125,8 +125,8 @@ class Allowance:
         return self.store.trained(client, key, spent)
 
     def spending(self, samples: int) -> tuple[float, float | None]:
-        """What other runs have spent of a client's so many samples, and how much all may. Raises FewbytesError where
-        this run would come to more."""
+        """What other runs have spent of a client's samples, and the limit for all. Raises FewbytesError if this run
+        would exceed it. `samples`: their number."""
         diary = self._diary()
         others = [entry.spent for entry in self._entries(diary) if entry.run != self.run]
         allowed = self._limit(diary)
@@ -163,7 +163,7 @@ class Allowance:
         return _read(self._path) or Diary((self._promise.epsilon, self._promise.delta))
 
     def _entries(self, own: Diary) -> list[Entry]:
-        """Of all diaries that may be of these samples: those from when the node said otherwise whose it has, too."""
+        """Entries of all diaries that may be of these samples, also from before the node's partition-id changed."""
         every = self._holds is None
         paths = self.folder.glob(f"*{SPENT}") if every else [self.folder / f"node{SPENT}"]
         others = [_read(path) for path in paths if path != self._path]
@@ -171,7 +171,7 @@ class Allowance:
 
 
 def _read(path: Path) -> Diary | None:
-    """None if there is none. Raises UserError for one that was damaged."""
+    """A diary, or None if there is none. Raises UserError if it is damaged."""
     try:
         with open(path, "rb", opener=open_plain) as file:
             content = file.read()

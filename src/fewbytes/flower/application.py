@@ -1,4 +1,4 @@
-"""The application that `fewbytes deploy` submits: its files, and whether a bundle holds them and nothing else."""
+"""The application that `fewbytes deploy` submits: its files, and a check that a bundle holds exactly them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
 
 
 def application_files(run_config: Mapping[str, Any]) -> dict[str, str]:
-    """The files of the application that `fewbytes deploy` submits, by name; a run's settings are all that differs."""
+    """The files of the application that `fewbytes deploy` submits, by name; only the run's settings differ."""
     config = app_config("apps:server", "apps:client", run_config)
     return {"pyproject.toml": config, "apps.py": APPS, "LICENSE": "Apache-2.0\n"}
 
 
 def manifest_of(files: Mapping[str, bytes]) -> list[str]:
-    """What Flower writes of an application's files, a line each in any order. A node opens and reads what it names."""
+    """Flower's manifest of an application's files, one line each in any order; a node reads the files that it names."""
     return sorted(f"{name},{hashlib.sha256(data).hexdigest()},{8 * len(data)}" for name, data in files.items())
 
 
@@ -55,7 +55,7 @@ def is_installed(bundle: bytes) -> bool:
     """Whether an application's bundle (a zip file) holds the files of `application_files`, their manifest, and nothing
     else.
 
-    Python runs more than .py files (bytecode, extensions, packages of any name, .pth), so what is not known is refused.
+    Unknown files are refused, as Python runs more than .py files (bytecode, extensions, packages of any name, .pth).
     """
     if len(bundle) > BUNDLE_BYTES:
         return False

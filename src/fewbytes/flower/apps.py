@@ -47,17 +47,17 @@ from fewbytes.running.settings import Settings
 FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
 """The folders of a path, up to its last part."""
 _nodes: dict[tuple[str, str, str, Any], Node] = {}
-"""Of this process, by what runs, where, the run's name, and whose privacy each one counts."""
+"""This process's nodes, by app, folder, run, and the client whose privacy is counted."""
 
 
 class Served(NamedTuple):
-    """What a client app serves, under a key that names it in this process."""
+    """What a client app serves; `key` identifies it in this process."""
 
     key: str
     method: Method
     task: Task
-    allowed: tuple[str, ...] | None = None  # what the server may name here (`only_allowed`); None: it names nothing
-    settings: str = ""  # the settings that the server says
+    allowed: tuple[str, ...] | None = None  # code that the server may name (`only_allowed`); None: none
+    settings: str = ""  # the settings that the server sends
 
 
 def client_app(
@@ -84,14 +84,14 @@ def client_app(
 def simulated_client_app(
     method: Method, task: Task, folder: Path, frame_folder: FrameFolder, home: Home | None = None
 ) -> ClientApp:
-    """As `client_app`, where server and nodes end together and frames are handed over in a folder, which is where
-    `home` is if there are several hosts."""
+    """As `client_app`, for a simulation, whose server and nodes end together. Frames are exchanged in a folder, on
+    `home` if there are several hosts."""
     return _register(_Shared(_Client(method, task, folder, frame_folder, home)))
 
 
 @dataclass
 class _Client:
-    """What a client app is made of; `frame_folder` is where a simulation hands frames over, at `home`."""
+    """The parts of a client app. `frame_folder`: where a simulation exchanges frames, on `home`."""
 
     method: Method
     task: Task | Callable[[Context], Task]
@@ -135,7 +135,7 @@ def make_client_app(
         order = decoded(text, Order)
         try:
             done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
-        except Exception as error:  # Flower would tell the server where, and of what file
+        except Exception as error:  # Flower would send the server paths and lines
             done, reply = unable(order.job, error), b""
         answer = msgspec.msgpack.encode(_public(done))
         name = frame_folder.put(reply) if frame_folder is not None and reply else ""
@@ -188,7 +188,7 @@ def _served(
 
 
 def _allows(config: Mapping[str, Any]) -> Allows:
-    """As a node's configuration says. Raises UserError for what is no number, or none that can be."""
+    """The limits in a node's configuration. Raises UserError for invalid numbers."""
     usual = Allows()
     runs, drift = config.get("max-runs", usual.run_folders), config.get("max-drift", usual.drift)
     here, in_all = config.get("partition-id"), str(config.get("privacy-in-all", ""))
@@ -201,8 +201,8 @@ def _allows(config: Mapping[str, Any]) -> Allows:
 
 
 def _public(done: Done) -> Done:
-    """What the server is told: of an error no more than `public_text` says, no folder but those under FEWBYTES_DATA,
-    and no trace; all of it goes to this node's log."""
+    """What the server may see: of an error only its `public_text`, no folders but those under FEWBYTES_DATA, and no
+    trace. The full error goes to this node's log."""
     if not done.error or done.error.startswith(DIFFERENT):
         return done
     print(f"ERROR: {done.error}\n{done.trace}".rstrip(), file=sys.stderr, flush=True)
@@ -213,12 +213,12 @@ def _public(done: Done) -> Done:
 
 
 def default_folder() -> Path:
-    """Where run folders go that nobody gave a place: FEWBYTES_HOME, or .fewbytes in the home directory."""
+    """The default place of run folders: FEWBYTES_HOME, or .fewbytes in the home directory."""
     return Path(os.environ.get("FEWBYTES_HOME") or Path.home() / ".fewbytes")
 
 
 class _Shared:
-    """A value that Ray's actors get once each, not with every message; `key` is its name everywhere."""
+    """A value that each of Ray's actors gets once, not with every message; `key` identifies it in all processes."""
 
     def __init__(self, value: Any, key: str = "", stored: Any = None) -> None:
         self.value = value
@@ -303,7 +303,7 @@ def serve(
 
 
 def serve_run(grid: Grid, run: Run, names: Sequence[str] = (), exchange: Exchange | None = None) -> Result:
-    """`serve` of what is made already; `exchange`: how messages are handed over."""
+    """`serve` for a checked run. `exchange`: how messages are exchanged."""
     run.settings.check_on_flower()
     how, watcher = exchange or Exchange(), run.settings.watcher
     return drive(run, lambda terms, origin: grid_engine(grid, terms, origin, names, how, watcher))

@@ -1,4 +1,4 @@
-"""Certificates and keys of a deployment: who the SuperLink is, and which nodes may take part."""
+"""Certificates and keys of a deployment, which authenticate the SuperLink and its nodes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
     write_file(folder / "ca.key", ca_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
     write_file(folder / "ca.crt", certificate(issuer, ca_key))
     write_file(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    # last, for where it is, all four are
+    # last, so that its presence means that all four are there
     write_file(folder / "server.pem", certificate(subject, key, x509.SubjectAlternativeName(wanted)))
 
 

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, and what they need of this machine: commands, free ports."""
+"""Child processes that end with their parent, and helpers to find commands and free ports."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def start(
     # Flower finds flower-superexec, flwr-serverapp and flwr-clientapp on PATH
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = {**variables, **os.environ, HOME: str(home.absolute()), "PATH": path}
-    environment["PYTHONSAFEPATH"] = "1"  # what lies in the current folder stands for no library
+    environment["PYTHONSAFEPATH"] = "1"  # files in the current folder must not shadow libraries
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:
@@ -74,7 +74,7 @@ def start(
 
 
 def end(ending: list[Child]) -> None:
-    """SIGTERM, and SIGKILL for what has not gone in time, to the processes and (Linux) all they started."""
+    """End processes and (Linux) all that they started: SIGTERM, then SIGKILL after GRACE_SECONDS."""
     alive = [each.process for each in ending if each.process.poll() is None]
     family = family_of({process.pid for process in alive})
     for process in alive:
@@ -90,7 +90,7 @@ def end(ending: list[Child]) -> None:
 
 
 def this_process() -> Process:
-    """The process that asks."""
+    """The calling process."""
     return os.getpid(), _started(Path(f"/proc/{os.getpid()}/stat"))[0]
 
 
@@ -107,7 +107,7 @@ def is_alive(process: Process) -> bool:
 
 def send(process: Process, number: signal.Signals) -> None:
     """Send a signal to that very process, if it runs."""
-    if is_alive(process):  # ids are given in turn: none comes again between this line and the next
+    if is_alive(process):  # ids are assigned in turn, so none is reused before the next line
         with suppress(ProcessLookupError, PermissionError):
             os.kill(process[0], number)
 
@@ -123,8 +123,7 @@ def running() -> dict[Process, int]:
 
 
 def _started(stat: Path) -> tuple[str, int]:
-    """When the process started whose file this is, in ticks since this machine did, and its parent's id; "" and 0 if it
-    has ended."""
+    """From a process's stat file: its start in ticks since boot, and its parent's id; "" and 0 if it has ended."""
     with suppress(OSError):
         state, parent, *fields = stat.read_text(errors="replace").rpartition(")")[2].split()
         if state not in "ZX":
@@ -149,7 +148,7 @@ def family_of(pids: set[int]) -> set[Process]:
 
 
 def executable(command: str) -> str:
-    """Where a command is. Raises UserError if it is nowhere."""
+    """The path of a command. Raises UserError if it is not found."""
     beside = Path(sys.executable).parent / command
     path = str(beside) if beside.exists() else shutil.which(command)
     if path is None:
@@ -163,7 +162,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def free_port(host: str, taken: Iterable[int] = ()) -> int:
-    """A port of the host on which nobody listens, and none of those taken. Raises UserError."""
+    """A free port of the host, not in `taken`. Raises UserError."""
     while True:
         try:
             with listen(host, 0) as free:
@@ -175,5 +174,5 @@ def free_port(host: str, taken: Iterable[int] = ()) -> int:
 
 
 def why_of(error: OSError) -> str:
-    """In few words."""
+    """The error's short reason."""
     return str(error.strerror).partition(" (")[0].lower()

@@ -1,7 +1,7 @@
-"""A simulation over the hosts of a Ray cluster: what nodes on other hosts than the server's do without its disk.
+"""A simulation over the hosts of a Ray cluster.
 
-Run folder, client states and frames lie on the server's host, as on one host. Nodes there use them as they are; for
-those on other hosts a keeper, an actor on the server's host, takes and brings them through Ray's object store.
+Run folder, client states and frames lie on the server's host, where nodes use them directly. For nodes on other hosts,
+a keeper, which is an actor on the server's host, transfers them through Ray's object store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fewbytes.flower.private.ray_cluster import ray_cluster
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire import Frame
 
-HOST_SECONDS = 180  # that each host has to say which version of this package it has
+HOST_SECONDS = 180  # timeout for a host to report its version of this package
 
 
 class Home(NamedTuple):
@@ -39,14 +39,14 @@ class Home(NamedTuple):
     keeper: Any  # Ray's handle of a Keeper there
 
     def reach(self, folder: FrameFolder) -> FramePlace:
-        """Where this process, on whichever host, hands over the frames that lie in a folder of the server's host."""
+        """This process's access, on any host, to a folder of frames on the server's host."""
         import ray
 
         return folder if ray.get_runtime_context().get_node_id() == self.host else FarFrames(self.keeper)
 
 
 def connect(address: str) -> int:
-    """Become part of the Ray cluster at an address, until `ray.shutdown`; how many processors it has.
+    """Join the Ray cluster at an address, until `ray.shutdown`; returns its number of processors.
 
     Raises UserError if none is there, or a host of it has another version of this package.
     """
@@ -70,7 +70,7 @@ def connect(address: str) -> int:
 
 
 def _check_versions() -> None:
-    """Raises UserError for a host that has not this package, in this version."""
+    """Raises UserError for a host without this version of the package."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -110,7 +110,7 @@ def start_keeper(folder: Path, frames: FrameFolder) -> Home:
 
 
 class Keeper:
-    """On the server's host, takes and brings what nodes on others need of its disk and its shared memory."""
+    """Transfers files and frames between the server's host, where it runs, and nodes on other hosts."""
 
     def __init__(self, folder: Path, frames: FrameFolder) -> None:
         self.folder, self.frames = folder, frames
@@ -138,7 +138,7 @@ class Keeper:
         return {str(path.relative_to(self.folder / run)): _array(path.read_bytes()) for path in there}
 
     def keep(self, run: str, client: Id, files: dict[str, Any], versions: range) -> None:
-        """Keep what became of a client's files, and of its states only these versions."""
+        """Store a client's changed files, and keep only these versions of its state."""
         for name, content in files.items():
             path = self.folder / run / name
             private_folder(path.parent)
@@ -151,7 +151,7 @@ class Keeper:
 
 
 class FarFrames:
-    """The folder of frames on the server's host, from another."""
+    """The folder of frames on the server's host, accessed from another host."""
 
     def __init__(self, keeper: Any) -> None:
         self.keeper = keeper
@@ -170,9 +170,9 @@ class FarFrames:
 
 
 class FarNode(Node):
-    """A node on another host than the server's, where the files of its clients are: it works on copies.
+    """A node on another host than the server's: it works on copies of its clients' files.
 
-    What a handler wrote is back before its reply is, so that nothing is lost with this host.
+    Changed files are sent back before the reply, so that losing this host loses nothing.
     """
 
     def __init__(self, method: Method, task: Task, keeper: Any, run: str) -> None:
@@ -193,7 +193,7 @@ class FarNode(Node):
 
     @contextmanager
     def _borrowed(self, order: Order) -> Iterator[None]:
-        """Have the files of the order's client here meanwhile."""
+        """Copy the files of the order's client here, and send changes back at the end."""
         import ray
 
         client, version = order.job.client, order.job.version
@@ -215,7 +215,7 @@ class FarNode(Node):
 
 
 def client_files(store: ClientStore, client: Id, version: int) -> list[Path]:
-    """Where a handler of the client reads and writes, its state being of this version."""
+    """The files that a handler of the client uses, with its state of this version."""
     names = (SECRET, f"{client}{TRAINED}", f"{client}.reply")
     return [store.path(client, version), *(store.folder / name for name in names)]
 

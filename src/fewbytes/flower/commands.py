@@ -1,4 +1,4 @@
-"""`flwr` commands one after another in one process: to load Flower takes a second, to run a command milliseconds.
+"""Runs `flwr` commands in one process: loading Flower takes a second, a command only milliseconds.
 
 `python -m fewbytes.flower.commands` reads a command's arguments as a line of JSON, and ends what it prints with END.
 """
@@ -32,7 +32,7 @@ class Commands:
         self.process = start(command, home, subprocess.PIPE, subprocess.STDOUT, subprocess.PIPE)
 
     def run(self, command: Sequence[str]) -> bytes:
-        """What a command prints. Raises FewbytesError if it does not in COMMAND_SECONDS, or at all."""
+        """Run a command and return its output. Raises FewbytesError if it does not finish in COMMAND_SECONDS."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         end, output = f"\n{END}\n".encode(), b""
@@ -50,13 +50,13 @@ class Commands:
         return output.removesuffix(end)
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self.process.kill()
         self.process.communicate()
 
 
 def main() -> None:
-    """Run what standard input says, until it ends."""
+    """Run the commands from standard input, until it ends."""
     run = flwr_commands()
     for line in sys.stdin:
         with suppress(SystemExit):

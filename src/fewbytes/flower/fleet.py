@@ -89,7 +89,7 @@ class Fleet:
                     file.write(str(self._node.node_id).encode())
                 break
             except Refused as refused:
-                if self._node is not None:  # by a SuperLink that has given it no number yet, or another
+                if self._node is not None:  # this SuperLink has not assigned that number
                     self._node = None
                     continue
                 if not reported:
@@ -168,7 +168,7 @@ class Fleet:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for taken in pool.map(lambda name: self._taken(run, session, name, pieces[name]), pieces):
                 certain = certain and taken is True
-                if taken is False:  # and so would all others be: the session is over
+                if taken is False:  # the session is over, and the others would be refused, too
                     break
         return certain
 
@@ -178,7 +178,7 @@ class Fleet:
         refused = 0
         for name in reversed([*pieces]):
             refused = refused + 1 if self._taken(run, "", name, pieces[name]) is False else 0
-            if refused == AT_ONCE:  # those before have arrived, or nobody waits for any
+            if refused == AT_ONCE:  # the earlier pieces have arrived, or no session waits for any
                 break
 
     def _taken(self, run: int, session: str, name: str, piece: Any) -> bool | None:

@@ -1,10 +1,9 @@
-"""Flower's SuperLink and SuperNode with doors shut that Flower leaves open; `fewbytes deploy` starts no others.
+"""Flower's SuperLink and SuperNode with additional access control, as `fewbytes deploy` starts them.
 
-`python -m fewbytes.flower.guarded superlink TOKEN …` is `flower-superlink …` whose port lets other machines reach what
-nodes need and nothing else, takes long requests of registered nodes only, and obeys only who knows what the file TOKEN
-holds. `… guarded supernode …` is `flower-supernode …` that runs no application but the one installed with this package,
-whatever its SuperLink sends: Flower's own check of applications (`--trusted-entities`) takes signatures from Flower's
-hub alone, and needs a network.
+`python -m fewbytes.flower.guarded superlink TOKEN …` is `flower-superlink …` that serves other machines only what nodes
+need. It accepts long requests from registered nodes only, and commands only with the content of the file TOKEN.
+`… guarded supernode …` is `flower-supernode …` that runs only the application installed with this package, whatever
+its SuperLink sends. Flower's own check (`--trusted-entities`) accepts only signatures of Flower's hub, over a network.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from typing import Any
 from fewbytes.flower.application import APPLICATION, is_installed
 from fewbytes.flower.long_polling import LongPolling
 
-STRANGERS_BYTES = 1 << 16  # of a request's body, that anybody may send
-NODES_BYTES = 1 << 26  # that a node may; of a model Flower sends at most 21 MB at once
+STRANGERS_BYTES = 1 << 16  # maximum request body from anyone
+NODES_BYTES = 1 << 26  # maximum request body from a node; Flower sends at most 21 MB of a model at once
 HERE = ("/v1/control/", "/v1/runtime/")
-"""Below these paths lies what asks for the token, or for what is made of it, of this machine's requests."""
+"""Paths for requests of this machine, which need the token, or a secret derived from it."""
 
 
 class Gate:
-    """An ASGI application: from other machines only requests below `open_path` reach the application within, from this
-    one those in HERE, too. All else that Flower serves (/docs, /openapi.json) asks for no key, and is shut to all.
+    """An ASGI application that forwards requests below `open_path` from all machines, and those in HERE from this one.
+    Other paths of Flower's (/docs, /openapi.json) need no key, and are blocked for all.
 
-    Below `open_path`, who has more to say than STRANGERS_BYTES must be a node, which `is_node` finds by a request's
-    scope alone: Flower would take all of it into memory before it looks who that is.
+    Below `open_path`, bodies above STRANGERS_BYTES are for nodes only, which `is_node` checks by the request's scope
+    alone. Flower would read the whole body into memory before that check.
     """
 
     def __init__(self, app: Callable[..., Any], open_path: str, is_node: Callable[[dict[str, Any]], bool]) -> None:
@@ -50,7 +49,7 @@ class Gate:
             await send({"type": "websocket.close"})
 
     async def _refused(self, scope: dict[str, Any]) -> tuple[int, bytes] | None:
-        """With which status a request is refused, and why."""
+        """The status and reason with which a request is refused; None if it is accepted."""
         if not scope["path"].startswith(self.open_path):
             if not _from_here(scope):
                 return 403, b"from the SuperLink's own machine only"
@@ -64,7 +63,7 @@ class Gate:
 
 
 def _length(scope: dict[str, Any]) -> float:
-    """The bytes of a request's body; infinite where it does not say."""
+    """The bytes of a request's body; infinite if not declared."""
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return math.inf
@@ -82,13 +81,13 @@ def _from_here(scope: dict[str, Any]) -> bool:
 
 
 def knows(token: bytes, given: str | bytes | None) -> bool:
-    """Whether who said this knows the token."""
+    """Whether the given text is the token."""
     given = given.encode() if isinstance(given, str) else given or b""
     return bool(token) and hmac.compare_digest(given, token)
 
 
 def main() -> None:
-    """Run what the first argument names with the others."""
+    """Run the program that the first argument names, with the other arguments."""
     if sys.argv.pop(1) == "superlink":
         from fewbytes.flower.private import requests, superlink
 

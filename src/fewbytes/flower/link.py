@@ -1,4 +1,4 @@
-"""Messages over a Flower grid: pushed, looked for, and waited for."""
+"""Messages over a Flower grid: pushed, polled, and waited for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from flwr.serverapp import Grid
 
 from fewbytes.engines.frames import FrameFolder
 
-CLOCKS = 3700.0  # seconds: clocks that are an hour apart, or set back or on by one, end no message
+CLOCKS = 3700.0  # seconds, so that clocks that differ or change by an hour expire no message
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """How messages and replies are handed over.
+    """How messages and replies are exchanged.
 
-    `poll`: seconds between looks for replies. `ahead`: clients asked at a time (default: all). `frame_folder`: where
-    frames are handed over that need not travel. `stop`: ends the run as Ctrl-C does.
+    `poll`: seconds between polls for replies. `ahead`: clients asked at a time (default: all). `frame_folder`: where
+    processes of one host exchange frames. `stop`: ends the run as Ctrl-C does.
     """
 
     poll: float = 0.1
@@ -30,18 +30,18 @@ class Exchange:
 
 
 class Link:
-    """A grid whose messages are waited for so many seconds (`patience`)."""
+    """A grid whose replies are awaited for at most `patience` seconds."""
 
     def __init__(self, grid: Grid, exchange: Exchange, patience: float) -> None:
         self.grid, self.exchange = grid, exchange
         self._patience = patience
         self._pushed: dict[str, float] = {}  # when messages were sent, by Flower's ids
-        self._looked: set[str] = set()  # to what there was no reply yet at the last look
-        self._elapsed: dict[str, float] = {}  # seconds until replies came, where that is known
+        self._looked: set[str] = set()  # messages without a reply at the last poll
+        self._elapsed: dict[str, float] = {}  # seconds until replies arrived, if known
 
     def push(self, kind: str, node: int, content: RecordDict, group: int) -> str | None:
-        """Send a node a message, in a group of them; its id, or None if Flower does not take it."""
-        ttl = self._patience + CLOCKS  # by Flower's clocks; our own, which never jumps, says who is late
+        """Send a node a message of a group; returns its id, or None if Flower rejects it."""
+        ttl = self._patience + CLOCKS  # by Flower's clocks; lateness is measured by our own, monotonic one
         message = Message(content, node, kind, ttl=ttl, group_id=str(group))
         pushed = time.monotonic()
         number = next(iter(self.grid.push_messages([message])), None)
@@ -50,24 +50,24 @@ class Link:
         return number
 
     def pull(self, ids: Sequence[str]) -> dict[str, Message]:
-        """The replies that are there, by the ids of what they answer."""
+        """The replies that have arrived, by the ids of the messages that they answer."""
         found = {m.metadata.reply_to_message_id: m for m in self.grid.pull_messages(ids)} if ids else {}
         now = time.monotonic()
-        for number in found.keys() & self._looked:  # of what was not there at the last look it is known when it came
+        for number in found.keys() & self._looked:  # absent at the last poll, so its arrival time is known
             self._elapsed[number] = now - self._pushed[number]
         self._looked = set(ids) - found.keys()
         return found
 
     def elapsed(self, number: str) -> float | None:
-        """Seconds from a message to its reply, if that is known."""
+        """Seconds from a message to its reply, if known."""
         return self._elapsed.get(number)
 
     def forget(self, number: str) -> None:
-        """Nobody waits for the reply to a message any more."""
+        """Stop waiting for the reply to a message."""
         self._pushed.pop(number, None)
         self._elapsed.pop(number, None)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for a while (default: until the next look). Raises KeyboardInterrupt where the run is to be stopped."""
+        """Wait for some seconds (default: until the next poll). Raises KeyboardInterrupt if the run should stop."""
         if self.exchange.stop.wait(self.exchange.poll if seconds is None else seconds):
             raise KeyboardInterrupt

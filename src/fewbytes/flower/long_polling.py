@@ -1,10 +1,8 @@
 """Long polling for messages, and messages that are sent again until they are confirmed.
 
-Flower's SuperLink answers a node that asks for messages at once, mostly that there is none, and gives each message
-once: if the answer is lost on a bad link, so is the message. Within `LongPolling` who asks waits until there is a
-message, so that nobody asks in vain, and gets the last one again as long as it has not confirmed it. For each of the
-SuperLink's nodes one request is held, and for nobody else: whom the application does not take for a node is answered at
-once."""
+Flower's SuperLink answers a node's request for messages at once, mostly with none, and sends each message only once: a
+lost answer loses the message. With `LongPolling`, the request waits until there is a message, and the last message is
+sent again until the node confirms it. One request is held per registered node; other requests are answered at once."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 HOLD_SECONDS = 20.0
-"""How long a request for messages is held: less than nodes and proxies wait for an answer."""
+"""How long a request for messages is held: less than the timeouts of nodes and proxies."""
 TIMES = 5
 """How often an unconfirmed message is sent."""
 CONFIRMED_STATUSES = (200, 403)
@@ -27,30 +25,30 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class MessageRequests(Protocol):
-    """What is said in the requests that matter here, by path and body."""
+    """The paths and bodies of requests about messages."""
 
     ASKED: str
-    """The path by which a node asks for messages."""
+    """The path of a node's requests for messages."""
     CONFIRMED: str
-    """The path by which a node says that it has a message."""
+    """The path of a node's confirmations."""
     LEFT: str
-    """The path by which a run leaves messages for nodes."""
+    """The path by which a run sends messages to nodes."""
 
     def node_of(self, body: bytes) -> int:
-        """Which node asks for a message. Raises ValueError for a body that does not say."""
+        """The node that asks for a message. Raises ValueError for a malformed body."""
 
     def message_in(self, body: bytes) -> str:
-        """Which message an answer holds; empty for none."""
+        """The id of an answer's message; empty for none."""
 
     def confirmed(self, body: bytes) -> tuple[int, str]:
-        """Which node confirms which message. Raises ValueError."""
+        """The node, and the message that it confirms. Raises ValueError."""
 
     def nodes_for(self, body: bytes) -> list[int]:
-        """For which nodes messages are left. Raises ValueError."""
+        """The nodes to which messages are sent. Raises ValueError."""
 
 
 class _Answer(NamedTuple):
-    """What an application answers to one request."""
+    """An application's answer to one request."""
 
     start: MutableMapping[str, Any]
     body: bytes
@@ -58,8 +56,8 @@ class _Answer(NamedTuple):
 
 @dataclass
 class _Waiting:
-    """A node: `come` is set, and another put in its place, when there is a message for it; `newer` when it asks again;
-    the last answer that held a message, which, and how often it may yet be given."""
+    """A node's state. `come`: set and replaced when there is a message for it; `newer`: set when it asks again; `last`:
+    the last answer with a `message`, which may be sent `times` more."""
 
     come: asyncio.Event = field(default_factory=asyncio.Event)
     newer: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,7 +72,7 @@ class _Waiting:
 
 
 class LongPolling:
-    """An ASGI application: `app`, in which who asks for a message waits until there is one."""
+    """An ASGI application that wraps `app`: requests for messages wait until there is one."""
 
     def __init__(self, app: Callable[..., Any], requests: MessageRequests) -> None:
         self.app, self.requests = app, requests
@@ -105,9 +103,9 @@ class LongPolling:
         await send({"type": "http.response.body", "body": answer.body})
 
     async def _hold(self, scope: dict[str, Any], body: bytes, receive: Receive) -> _Answer | None:
-        """The answer with a message, one without when the time is over, or None if who asked has gone.
+        """The answer with a message, one without after HOLD_SECONDS, or None if the node has disconnected.
 
-        The application says each time who may ask: who may not is answered at once.
+        The application checks each time whether the node may ask; if not, it is answered at once.
         """
         try:
             node = self.requests.node_of(body)
@@ -122,7 +120,7 @@ class LongPolling:
                 answer = await self._run(scope, body)
                 if answer.start["status"] != 200:
                     return answer
-                waiting = self._nodes.setdefault(node, _Waiting())  # only now, when it is known for a node
+                waiting = self._nodes.setdefault(node, _Waiting())  # only after the application accepted the node
                 if message := self.requests.message_in(answer.body):
                     waiting.last, waiting.message, waiting.times = answer, message, TIMES - 1
                     waiting.wake()  # if this answer is lost, the next request gets the message
@@ -131,7 +129,7 @@ class LongPolling:
                     continue
                 if newer.is_set():
                     return answer
-                if waiting.newer is not newer:  # a node has one request: of an older one the link is broken
+                if waiting.newer is not newer:  # a node has one request: an older one's connection is broken
                     waiting.newer.set()
                     waiting.newer = newer
                 if waiting.last is not None and waiting.times:
@@ -152,7 +150,7 @@ class LongPolling:
             gone.cancel()
 
     async def _run(self, scope: dict[str, Any], body: bytes) -> _Answer:
-        """What the application answers to a request with that body."""
+        """The application's answer to a request with that body."""
         parts: list[bytes] = []
         start: MutableMapping[str, Any] = {}
         unread = True
@@ -162,7 +160,7 @@ class LongPolling:
             if unread:
                 unread = False
                 return {"type": "http.request", "body": body, "more_body": False}
-            await asyncio.Event().wait()  # whoever listens for the end of the connection is cancelled
+            await asyncio.Event().wait()  # a listener for the end of the connection is cancelled
             raise AssertionError
 
         async def send(message: MutableMapping[str, Any]) -> None:
@@ -176,7 +174,7 @@ class LongPolling:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """All of a request's body; None if who sends it is gone before its end."""
+    """All of a request's body; None if the sender disconnects before its end."""
     parts = []
     while True:
         message = await receive()
@@ -188,6 +186,6 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 async def _gone(receive: Receive) -> None:
-    """Wait until who asked is gone."""
+    """Wait until the sender has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""What a message of Flower's holds: what is asked or answered, and a frame, as one blob."""
+"""The content of Flower's messages: an order or an answer, and a frame, as one blob."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which 
 
 
 def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = "", seal: bytes = b"") -> RecordDict:
-    """A message's content: what is asked or answered, and a frame, or its name in a folder that both ends know; of an
-    answer its seal (`sealed`)."""
+    """A message's content: an order or answer, and a frame or its name in a shared folder. `seal`: an answer's seal
+    (`sealed`)."""
     record = ConfigRecord({"order": order})
     if seal:
         record["seal"] = seal
@@ -35,7 +35,7 @@ def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = 
 
 
 def decoded(order: bytes, kind: type[T]) -> T:
-    """What is asked or answered. Raises FrameError if the bytes do not hold one of that kind."""
+    """The decoded order or answer. Raises FrameError if the bytes are not of that kind."""
     try:
         return msgspec.msgpack.decode(order, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -43,9 +43,9 @@ def decoded(order: bytes, kind: type[T]) -> T:
 
 
 def sealed(order: bytes, answer: bytes, frame: memoryview | bytes) -> bytes:
-    """16 bytes that an answer, with its frame, has as the answer to this very order, and to no other.
+    """16 bytes that bind an answer, with its frame, to exactly this order.
 
-    They are a digest, no signature: who answers is shown by TLS and the node's key.
+    They are a digest, not a signature: TLS and the node's key authenticate the sender.
     """
     return blake3(len(order).to_bytes(8, "little") + order + answer + bytes(frame[-32:])).digest()[:16]
 

@@ -1,4 +1,4 @@
-"""A client's node: does each order once, and keeps the client's state and last reply on its own disk."""
+"""A client's node: carries out each order once, and keeps the client's state and last reply on its own disk."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire.frame import MAJOR, Parsed
 
 TELL = ("sizes", "labels", "nothing")
-"""What a node may tell the server of its client's data before the run; methods may tell more, by what they send."""
+"""What a node may report of its client's data before the run; a method's replies may reveal more."""
 CLIENTS = "checkpoint/clients"  # in a run folder
 USUAL = Allows()
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def run_folders(folder: Path) -> int:
-    """How many run folders of nodes there are, whether anything was done in them or not."""
+    """The number of nodes' run folders, also unused ones."""
     return len(list(folder.glob(f"*/{CLIENTS}")))
 
 
 def _check_room(folder: Path, most: int) -> None:
-    """Raises UserError if there are no fewer run folders."""
+    """Raises UserError if there are `most` run folders or more."""
     if run_folders(folder) >= most:
         raise UserError(
             f"this node has {most} run folders and makes no more (max-runs in its configuration): "
@@ -48,7 +48,7 @@ def _check_room(folder: Path, most: int) -> None:
 
 
 class Order(msgspec.Struct, array_like=True):
-    """What a server asks of a client's node. Its messages' frames travel beside it."""
+    """A server's order to a client's node; its messages' frames are sent beside it."""
 
     run: str  # the run's name: the node's folder for it
     agreed: bytes  # digest of what both ends must have in common
@@ -56,11 +56,11 @@ class Order(msgspec.Struct, array_like=True):
     call: int  # which call of the round this is
     kept: int  # the oldest version of the client's state that the server may go back to
     coded: bool
-    nonce: bytes = b""  # the run's own, of all that have its name
+    nonce: bytes = b""  # distinguishes runs with the same name
 
 
 class StoredReply(msgspec.Struct, array_like=True):
-    """The last thing a client did: which job, for what order (a digest), with what reply."""
+    """A client's last reply: its job, a digest of its order, and the reply."""
 
     number: int
     asked: bytes
@@ -69,7 +69,7 @@ class StoredReply(msgspec.Struct, array_like=True):
 
 
 def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
-    """What a server and a client's node must have in common to understand each other, in words for people."""
+    """What a server and a client's node must have in common to understand each other, with readable names."""
     return {
         "fewbytes version": VERSION.rpartition(".")[0],
         "frame format": str(MAJOR),
@@ -119,8 +119,8 @@ class Node:
             self.runner.check = partial(check_drift, task.problem, most=allows.drift)
 
     def answer(self, order: Order, frames: Sequence[memoryview]) -> tuple[Done, bytes]:
-        """Run the order's job with the frames of its messages, or give its stored reply: what came of it and the
-        reply's frame (empty: none)."""
+        """Run the order's job with the frames of its messages, or return its stored reply: the result and the reply's
+        frame (empty: none)."""
         job = order.job
         if why := self._unable(order):
             return Done(job.number, error=why), b""
@@ -156,7 +156,7 @@ class Node:
         return Done(job.number)
 
     def _unable(self, order: Order) -> str:
-        """Why the order cannot be followed here; empty if it can."""
+        """Why the order cannot be carried out here; empty if it can."""
         client = order.job.client
         if not 0 <= client < len(self.task.problem.clients) or not len(self.task.data.clients[client].train):
             return f"the data of client {client} are not on this node"
@@ -171,7 +171,7 @@ class Node:
         )
 
     def _bound(self, nonce: bytes) -> bool:
-        """Whether the folder is of the run with this nonce; one in which no client has done anything becomes that."""
+        """Whether the folder belongs to the run with this nonce; an unused folder is assigned to it."""
         if self._nonce != nonce:
             path = self.store.folder / "nonce"
             with locked(self.store.folder / "nonce.lock"):
@@ -228,7 +228,7 @@ class Node:
 
 
 def _whole(frame: bytes) -> bool:
-    """Whether a stored frame came through a loss of power undamaged; if not, doing it again gives the same."""
+    """Whether a stored frame is undamaged after a power failure; if not, repeating the order gives the same reply."""
     with suppress(FrameError):
         return not frame or bool(Parsed(frame))
     return False

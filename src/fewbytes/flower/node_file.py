@@ -1,4 +1,4 @@
-"""The file that says what a resident node is: `fewbytes deploy` writes it, `fewbytes node` reads it."""
+"""The file that describes a resident node: `fewbytes deploy` writes it, `fewbytes node` reads it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fewbytes.base.errors import UserError, one_line
 
 
 class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a node's SuperLink is (host:port), the files of the certificate that proves it and of the node's private
-    key, and the node's configuration. Paths are meant from the file's folder."""
+    """A node's SuperLink (host:port), the files of its CA certificate and of the node's private key, and the node's
+    configuration. Paths are relative to the file's folder."""
 
     superlink: str
     ca: str
@@ -22,7 +22,7 @@ class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> NodeFile:
-        """Raises UserError for a file that cannot be read, or says something else."""
+        """Read a file. Raises UserError if it cannot be read or is invalid."""
         try:
             about = msgspec.toml.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
@@ -47,5 +47,5 @@ class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
         return NodeFile(self.superlink, str(folder / self.ca), str(folder / self.key), config)
 
     def text(self) -> str:
-        """As it is written."""
+        """The file's text."""
         return tomli_w.dumps(msgspec.structs.asdict(self))

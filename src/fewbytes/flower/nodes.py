@@ -13,13 +13,13 @@ from fewbytes.flower.link import Link
 from fewbytes.flower.messages import decoded, read_content
 from fewbytes.flower.private.grid import connected_nodes
 
-HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say which client it has
-STARTING_SECONDS = 600.0  # that the start does, at most
+HELLO_SECONDS = 30.0  # that a round waits for a node without a name to report its client
+STARTING_SECONDS = 600.0  # maximum for the same wait at the start
 
 
 class Nodes:
-    """The nodes of a grid by client: known by their registered `names`, in the order of the clients, or, where there
-    are none, by what nodes say themselves."""
+    """The nodes of a grid by client: identified by their registered `names`, in the order of the clients, or without
+    names by the clients that nodes report."""
 
     def __init__(self, link: Link, problem: Problem, names: Sequence[str], connect_timeout: float) -> None:
         if names and len(names) != len(problem.clients):
@@ -35,10 +35,9 @@ class Nodes:
         return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
 
     def refresh(self, starting: bool = False) -> None:
-        """Learn which clients can be reached: by their nodes' registered names, or by asking nodes without one.
+        """Find the reachable clients: by their nodes' registered names, or by asking nodes without one.
 
-        Raises UserError for a node without a name that says what cannot be, if the run is `starting`; later on it is
-        passed over.
+        If the run is `starting`, raises UserError for an invalid report of a node without a name; later it is ignored.
         """
         nodes, unnamed = {}, []
         for node, name in connected_nodes(self._link.grid).items():
@@ -70,7 +69,7 @@ class Nodes:
         self.of = nodes
 
     def _claimed(self, reply: Message) -> Id | str:
-        """The client that a node says it holds, or what is wrong with that."""
+        """The client that a node reports, or what is wrong with the report."""
         if reply.has_error():
             return f"a node does not start its app: {cleaned(reply.error.reason)}"
         try:

@@ -1,7 +1,7 @@
 """The processes and files of a deployment: certificates, keys, Flower's SuperLink, the nodes, the submitted run.
 
 TLS and the nodes' keys keep out eavesdroppers and unknown nodes. Flower's Control API, by which nodes are registered
-and runs submitted, shares the port: it is open to this machine only, and there to who holds the deployment's token
+and runs submitted, shares the port: it accepts only requests of this machine with the deployment's token
 (`fewbytes.flower.guarded`).
 """
 
@@ -38,7 +38,7 @@ from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.private import cli, files, programs
 
 START_SECONDS = 120  # for the SuperLink to answer
-LAUNCHER_SECONDS = 60  # from then on, for what starts a run's server
+LAUNCHER_SECONDS = 60  # after that, for the launcher of runs' servers
 CA = "certificates/ca.crt"
 
 
@@ -182,7 +182,7 @@ class Processes:
             time.sleep(0.1)
 
     def write_link(self) -> None:
-        """Write where the SuperLink is for `flwr`, with flower-home as its FLWR_HOME, and the token that it obeys."""
+        """Write the SuperLink's address and token for `flwr`, with flower-home as its FLWR_HOME."""
         home = self.folder / "flower-home"
         home.mkdir(exist_ok=True)
         name, text = files.connection_config(self.local_address, self.folder / "certificates" / "ca.crt")
@@ -200,9 +200,9 @@ class Processes:
             raise FewbytesError(f"the SuperLink ended with exit code {code}: {why}")
 
     def check_launcher(self) -> None:
-        """Raise FewbytesError if what the SuperLink starts a run's server by is not there: none would ever begin.
+        """Raise FewbytesError if the launcher of runs' servers is missing, without which no run would begin.
 
-        A new SuperLink has LAUNCHER_SECONDS to start it. Where there is no /proc nothing is known of it.
+        A new SuperLink has LAUNCHER_SECONDS to start it. Without /proc, this is not checked.
         """
         if self._superlink is None or not Path("/proc/self/stat").exists():
             return
@@ -294,7 +294,7 @@ class Processes:
         return answer
 
     def _flwr(self, command: Sequence[str]) -> dict[str, Any]:
-        """What a `flwr` command answers."""
+        """The answer of a `flwr` command."""
         self.check()
         if self._commands is None:
             self._commands = Commands(self.folder / "flower-home")

@@ -1,7 +1,6 @@
-"""Resident nodes: application and data are loaded once, in one process for a client or a few, and stay.
+"""Resident nodes: application and data are loaded once, in one process for one or several clients, and stay.
 
-Of what the SuperLink sends nothing runs: a run's application must be the one installed with this package, and that one
-is used.
+No code from the SuperLink runs: a run's application must be the one installed with this package, which is used.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.private.errors import APP_RAISED, APP_REFUSED
 from fewbytes.flower.private.programs import LOGGER
 
-LEAVE_SECONDS = 2.0  # for a node that is to end
-AGAIN_SECONDS = 1.0  # before a SuperLink that has refused something is asked again who this node is
+LEAVE_SECONDS = 2.0  # for nodes to disconnect at the end
+AGAIN_SECONDS = 1.0  # before connecting again to a SuperLink that has refused a request
 
 
 def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
-    """Be the nodes of these files, by name, until SIGTERM or SIGINT.
+    """Run the nodes of these files, by name, until SIGTERM or SIGINT.
 
-    Raises UserError for a key or a certificate that cannot be read, and for a SuperLink that is somebody else.
+    Raises UserError for an unreadable key or certificate, and for a SuperLink that does not match the certificate.
     """
     logging.getLogger(LOGGER).setLevel(logging.ERROR)
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    worker = ThreadPoolExecutor(1)  # torch's count of threads, on which results depend, is a thread's own
+    worker = ThreadPoolExecutor(1)  # torch's number of threads, on which results depend, is set per thread
     nodes = [_Resident(name, about, app, worker, stop) for name, about in files]
     try:
         for node in nodes:
@@ -60,13 +59,13 @@ def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
     for node in nodes:
         if node.failed is not None:
             raise node.failed
-    if any(node.is_alive() for node in nodes):  # in the midst of training or of a request, which cannot be told to end
+    if any(node.is_alive() for node in nodes):  # busy training or with a request, which cannot be interrupted
         sys.stdout.flush()
         os._exit(0)
 
 
 class _Resident(threading.Thread):
-    """One node; `failed`: why it ended of its own."""
+    """One node; `failed`: the error that ended it."""
 
     def __init__(
         self, name: str, about: NodeFile, app: ClientApp, worker: ThreadPoolExecutor, stop: threading.Event
@@ -78,7 +77,7 @@ class _Resident(threading.Thread):
         self.failed: FewbytesError | None = None
 
     def run(self) -> None:
-        """Answer messages until the node is to end."""
+        """Answer messages until the node is stopped."""
         try:
             while True:
                 self.fleet.connect()
@@ -119,7 +118,7 @@ class _Resident(threading.Thread):
             return self._app(message, self.fleet.context(run, self.about.config))
         except (RunOver, Refused, Stopped):
             raise
-        except Exception as error:  # Flower's own node tells the server as much
+        except Exception as error:  # Flower's own node reports as much to the server
             self._say(f"ERROR: {one_line(error)}")
             return Message(Error(APP_RAISED, one_line(error, 300)), reply_to=message)
 

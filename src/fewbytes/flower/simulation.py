@@ -29,8 +29,8 @@ AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher lo
 
 
 def simulate(run: Run) -> Result:
-    """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent, or
-    there is no cluster at the settings' `ray_address`."""
+    """Run on Flower's simulation: each worker is a Ray actor, each client a node. Raises UserError without Ray, or
+    without a cluster at the settings' `ray_address`."""
     settings, clients = run.settings, len(run.task.problem.clients)
     if importlib.util.find_spec("ray") is None:
         raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")

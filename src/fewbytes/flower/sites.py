@@ -1,4 +1,4 @@
-"""Clients on nodes of a Flower grid: waited for, asked what they hold, welcomed between rounds."""
+"""Clients on nodes of a Flower grid: waits for them, asks for their sample counts, adds new ones between rounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_WAITING = 300.0  # seconds between tries of a round that too few answered
 
 
 class GridSites(Sites):
-    """What is known of clients on nodes."""
+    """The sites of clients on nodes."""
 
     def __init__(
         self, terms: Terms, link: Link, nodes: Nodes, transport: GridTransport, dispatcher: Dispatcher, watcher: Watcher
@@ -40,11 +40,11 @@ class GridSites(Sites):
         dispatcher.on_awaited = lambda clients: watcher.awaited([nodes.called(i) for i in clients])
 
     def called(self, client: Id) -> str:
-        """By number and registered name."""
+        """A client by number and registered name."""
         return self._nodes.called(client)
 
     def gather(self, new: bool) -> None:
-        """Wait for the clients that are to take part from the start or, if the run is not `new`, again."""
+        """Wait for the clients that take part from the start or, if the run is not `new`, from the resumption."""
         wanted = set(self._roster.clients)
         there = self._learn_counts(self._connected(wanted, starting=True))
         if (first := next(iter(self._unable), None)) is not None and len(there) < self._needed(wanted):
@@ -53,8 +53,7 @@ class GridSites(Sites):
             self._roster.clients = there
 
     def arrivals(self, due: Sequence[Id]) -> tuple[list[Id], list[LeftOut]]:
-        """Those whose nodes are connected and can take part; if nobody else is left they are waited for, as at the
-        start."""
+        """The due clients whose nodes are connected and can take part; waits for them if no other client is left."""
         if due and not self._roster.clients:
             there = self._connected(set(due))
         else:
@@ -64,7 +63,7 @@ class GridSites(Sites):
         return able, [self._absence(i) for i in due if i not in able]
 
     def patient(self, tries: int) -> bool:
-        """Wait for clients to come back: 1, 2, 4, … seconds, up to five minutes."""
+        """Wait for clients to return: 1, 2, 4, … seconds, up to five minutes."""
         if tries > self._policy.retries:
             return False
         self._link.wait(min(2.0 ** (tries - 1), MOST_WAITING))
@@ -72,17 +71,17 @@ class GridSites(Sites):
         return True
 
     def places(self, before: Mapping[Id, int]) -> list[Path]:
-        """Nodes see to theirs before they answer, but for a simulation's, whose files are in the run folder."""
+        """Only a simulation's state files: real nodes sync their own before they answer."""
         if self._link.exchange.frame_folder is None:
             return []
         return ClientStore(self._terms.states).places(self._roster.versions.items() - before.items())
 
     def keep(self, kept: Sequence[Mapping[Id, int]], busy: Collection[Id]) -> None:
-        """Nodes may remove older states: the next requests say so."""
+        """Let nodes remove older states, with the next requests."""
         self._transport.oldest = {i: min(versions.get(i, 0) for versions in kept) for i in self._roster.versions}
 
     def save_models(self, folder: Path, about: dict[str, Any], t: int) -> None:
-        """Have the nodes save them in their own folders."""
+        """Have the nodes save the models in their own folders."""
         if self._terms.method.has_local_models:
             for _ in self._dispatcher.ask(SAVE, self._roster.ever(), t, frame=msgspec.json.encode(about)):
                 pass
@@ -90,7 +89,7 @@ class GridSites(Sites):
     def _connected(self, wanted: set[Id], starting: bool = False) -> list[Id]:
         """Those of the wanted clients that are connected, as soon as all are or connect_timeout is over.
 
-        Raises TooFewReplies, and UserError for a node that says what cannot be, if the run is `starting`.
+        Raises TooFewReplies, and UserError for a node's invalid report if the run is `starting`.
         """
         deadline, reported, of = time.monotonic() + self._policy.connect_timeout, -1, self._nodes
         of.refresh(starting)
@@ -118,9 +117,9 @@ class GridSites(Sites):
         return math.ceil(self._policy.min_replies * len(wanted))
 
     def _learn_counts(self, clients: Sequence[Id]) -> list[Id]:
-        """Learn what clients hold whose data are not here, as far as their nodes say; those that can take part.
+        """Ask nodes for their clients' sample counts; returns the clients that can take part.
 
-        Why one cannot is said once for each reason, and it is asked again before the next round.
+        Each reason why a client cannot is reported once, and the client is asked again before the next round.
         """
         data, counts = self._terms.task.data.clients, self._roster.sample_counts
         asked = [i for i in clients if i not in counts and not len(data[i].train)]
@@ -145,7 +144,7 @@ class GridSites(Sites):
             self._watcher.refused(client, self._with_name(client, why))
 
     def _counts(self, reported: SampleCounts) -> SampleCounts:
-        """What a node said, where it can be; the sum where the classes are not those that are known here."""
+        """A node's reported counts, or None if they are invalid; their sum if its classes differ from the server's."""
         counts = [reported] if isinstance(reported, int) else reported
         if counts is None or not all(0 <= count < MOST_SAMPLES for count in counts):
             return None

@@ -1,4 +1,4 @@
-"""Jobs as messages of a Flower grid, and their answers, read with suspicion."""
+"""Sends jobs as messages of a Flower grid, and checks their answers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fewbytes.flower.private.errors import away
 from fewbytes.wire import Frame
 
 DATA = ":data"
-"""What a node is asked for how many samples its client has."""
+"""The handler that asks a node for its client's sample counts."""
 KINDS = {SCORE: "evaluate.score", SAVE: "query.save", DATA: "query.data"}
-"""The types of messages that ask for what is no handler of the method's."""
+"""The message types of the engine's own handlers."""
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
 
 
 class _Sent(NamedTuple):
-    """A message as Flower took it: its id, and the order in it."""
+    """A message that Flower accepted: its id, and the order in it."""
 
     id: str
     order: bytes
 
 
 class GridTransport(Transport):
-    """Carries jobs over a grid. `nonce`: what tells the run from all others of its name, which is its folder's."""
+    """Sends jobs over a grid. `nonce`: distinguishes the run from others of the same name, which is its folder's."""
 
     def __init__(self, terms: Terms, link: Link, nodes: Nodes, nonce: bytes) -> None:
         self.ahead = link.exchange.ahead or sys.maxsize
@@ -49,7 +49,7 @@ class GridTransport(Transport):
         self._sent: dict[int, _Sent] = {}  # by the number of its job
 
     def reaches(self, client: Id) -> bool:
-        """Whether its node was connected when that was last looked at."""
+        """Whether its node was connected at the last check."""
         return client in self._nodes.of
 
     def put(self, frame: Frame) -> str:
@@ -62,7 +62,7 @@ class GridTransport(Transport):
             self._frames.remove(at)
 
     def submit(self, job: Job, frames: Sequence[bytes], call: int) -> bool:
-        """Send it to the client's node; False if Flower does not take it."""
+        """Send a job to the client's node; False if Flower rejects it."""
         order = msgspec.msgpack.encode(self._order(job, call))
         content = write_content(order, frames[0] if len(frames) == 1 else b"".join(frames))
         kind = KINDS.get(job.handler, "train.handler")
@@ -72,7 +72,7 @@ class GridTransport(Transport):
         return number is not None
 
     def poll(self, jobs: Sequence[Job], most: int) -> dict[int, Answer]:
-        """Look for replies, at most so many at once; if there is none, wait for a while."""
+        """Poll for replies, at most `most` at once; if there is none, wait a while."""
         ids = {self._sent[job.number].id: job for job in jobs}
         numbers = list(ids)
         for start in range(0, len(numbers), most):
@@ -82,7 +82,7 @@ class GridTransport(Transport):
         return {}
 
     def end(self, jobs: Sequence[Job]) -> None:
-        """What is still to come is not looked for."""
+        """Stop polling for answers that have not arrived."""
         for job in jobs:
             if (sent := self._sent.pop(job.number, None)) is not None:
                 self._link.forget(sent.id)
@@ -95,7 +95,7 @@ class GridTransport(Transport):
         return Order(self._run, self._agreed[key], job, call, oldest, terms.coded, self._nonce)
 
     def _answer(self, job: Job, reply: Message) -> Answer:
-        """What a client's reply to a job comes to."""
+        """The answer in a client's reply to a job."""
         if reply.has_error():
             if why := away(reply.error):
                 return Answer("unreachable", why)
@@ -121,7 +121,7 @@ class GridTransport(Transport):
         return Answer("answered", "", done, frame, moving=None if elapsed is None else elapsed - done.seconds)
 
     def _difference(self, client: Id, text: str) -> str:
-        """What a node has else than this server, in one line."""
+        """The differences between a node and this server, in one line."""
         ours, theirs = in_common(self._terms.method, self._terms.task, client), {}
         with suppress(msgspec.MsgspecError):
             theirs = msgspec.json.decode(text, type=dict[str, str])

@@ -76,18 +76,18 @@ def node_of(number: int) -> Node:
 
 
 def activate(client: FleetHttpClient, key: EllipticCurvePrivateKey, seconds: float) -> Node:
-    """Become one of the SuperLink's nodes, which gives signs of life every so many seconds."""
+    """Connect as one of the SuperLink's nodes, with a heartbeat interval in seconds."""
     public = public_key_to_bytes(key.public_key())
     return node_of(client.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=seconds)).node_id)
 
 
 def deactivate(client: FleetHttpClient, node: Node) -> None:
-    """Be none any more."""
+    """Disconnect the node."""
     client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
 
 def sign_of_life(client: FleetHttpClient, node: Node, seconds: float) -> bool:
-    """Give a sign of life; whether the SuperLink knows the node."""
+    """Send a heartbeat; returns whether the SuperLink knows the node."""
     return bool(client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=seconds)).success)
 
 
@@ -102,8 +102,7 @@ def next_message(client: FleetHttpClient, node: Node) -> Announced | None:
 def fetch(
     client: FleetHttpClient, node: Node, announced: Announced, ask: Callable[[Callable[[], Any]], Any]
 ) -> Message | None:
-    """A message, each request for one of its objects made by `ask`; None if they can no longer be had. What is not
-    there yet is looked for until it is."""
+    """Fetch a message's objects through `ask`, polling for those not uploaded yet; None if they are gone."""
     pull = make_pull_object_fn_protobuf(lambda request: ask(lambda: client.PullObject(request)), node, announced.run)
     try:
         message = pull_and_inflate_object_from_tree(
@@ -117,12 +116,12 @@ def fetch(
 
 
 def confirm(client: FleetHttpClient, node: Node, run: int, message: str) -> None:
-    """Say that the message of that id need not be given again."""
+    """Confirm the message of that id, so that it is not sent again."""
     client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=message))
 
 
 def get_run(client: FleetHttpClient, node: Node, run: int) -> Any:
-    """What Flower knows of a run."""
+    """Flower's data of a run."""
     return run_from_proto(client.GetRun(GetRunRequest(node=node, run_id=run)).run)
 
 
@@ -132,7 +131,7 @@ def get_bundle(client: FleetHttpClient, node: Node, run: int, about: Any) -> byt
 
 
 def context(node: Node, run: int, about: Any, bundle: bytes, node_config: Mapping[str, Any]) -> Context:
-    """What a client app gets beside a message of the run."""
+    """The context of a client app for a message of the run."""
     return Context(
         run_id=run, node_id=node.node_id, node_config=dict(node_config), state=RecordDict(),
         run_config=get_fused_config_from_fab(bundle, about), series_id=about.series_id,
@@ -140,7 +139,7 @@ def context(node: Node, run: int, about: Any, bundle: bytes, node_config: Mappin
 
 
 def taken_apart(reply: Message, asked: Message) -> Reply:
-    """A reply to what was asked, to be sent in pieces; a reply that says the same has the same ids."""
+    """A reply to a message, split into pieces to send; equal replies have equal ids."""
     metadata = reply.metadata.__dict__
     metadata.update(_created_at=asked.metadata.created_at, _ttl=asked.metadata.ttl)
     metadata["_message_id"] = reply.object_id
@@ -150,8 +149,7 @@ def taken_apart(reply: Message, asked: Message) -> Reply:
 
 
 def push(client: FleetHttpClient, node: Node, reply: Reply, seconds: float) -> tuple[set[str], str]:
-    """Say that a reply comes, which took so long to make; which of its objects the SuperLink lacks, and the session in
-    which it takes them."""
+    """Announce a reply, computed in `seconds`; returns the objects that the SuperLink lacks, and its upload session."""
     request = PushMessagesRequest(
         node=node, messages_list=[reply.head], message_object_trees=[reply.tree], clientapp_runtime_list=[seconds]
     )
@@ -160,7 +158,7 @@ def push(client: FleetHttpClient, node: Node, reply: Reply, seconds: float) -> t
 
 
 def push_object(client: FleetHttpClient, node: Node, run: int, name: str, piece: Any, session: str) -> bool:
-    """Send an object of a reply; whether the SuperLink has taken it. `session`: empty for any that waits for it."""
+    """Send an object of a reply; returns whether the SuperLink accepted it. `session`: empty for any waiting for it."""
     request = PushObjectRequest(
         node=node, run_id=run, object_id=name, object_content=piece.deflate(), session_id=session
     )

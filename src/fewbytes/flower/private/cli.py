@@ -1,4 +1,4 @@
-"""Commands of `flwr`, and what they answer."""
+"""Commands of `flwr`, and their answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from fewbytes.flower.private.programs import plain
 
 CONNECTION = "fewbytes"
-"""What `flwr` calls the SuperLink that `fewbytes.flower.private.files.connection_config` describes."""
+"""`flwr`'s name for the SuperLink of `fewbytes.flower.private.files.connection_config`."""
 ALREADY_REGISTERED = "already in use"
-"""What `failure` says of a node that cannot be registered because its key is."""
+"""Part of `failure` for a node whose key is already registered."""
 
 
 def flwr_commands() -> Callable[[Sequence[str]], object]:
-    """What runs a `flwr` command's arguments in this process. It may end with SystemExit."""
+    """A function that runs a `flwr` command's arguments in this process. It may raise SystemExit."""
     from flwr.cli.app import app
 
     return app
@@ -40,7 +40,7 @@ def submit_command(app: Path) -> list[str]:
 
 
 def run_status_command(run: int) -> list[str]:
-    """The command that says what has become of a run."""
+    """The command that prints a run's status."""
     return ["flwr", "ls", CONNECTION, "--run-id", str(run)]
 
 
@@ -55,7 +55,7 @@ def in_json(command: Sequence[str]) -> list[str]:
 
 
 def read_answer(output: bytes) -> dict[str, Any]:
-    """What a command `in_json` answered. Its exit code tells nothing: most failures' is 0."""
+    """The answer of a command `in_json`. Its exit code is useless: 0 for most failures."""
     with suppress(ValueError):
         return dict(json.loads(output[output.index(b"{") :]))
     return {"error-message": plain(output)}

@@ -10,7 +10,7 @@ NODE_UNAVAILABLE = ErrorCode.NODE_UNAVAILABLE
 
 
 def away(error: Error) -> str:
-    """In which way a node is away, where an error says that; nothing where it says something else."""
+    """How a node is away, if the error means that; else empty."""
     if error.code == NODE_UNAVAILABLE:
         return "its node has gone, or has been silent for a minute"
     if error.code == ErrorCode.MESSAGE_UNAVAILABLE and "upload" in (error.reason or ""):

@@ -14,17 +14,17 @@ from fewbytes.flower.private.cli import CONNECTION
 DATABASE = "superlink.db"
 DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 DATABASE_KEPT = ("node", "alembic_version")
-"""The tables that outlive a deployment: its nodes, and of which version all tables are."""
+"""The tables that outlive a deployment: its nodes, and the schema's version."""
 
 
 def connection_config(address: str, ca: Path) -> tuple[str, str]:
-    """Name and text of the file in HOME that says where the SuperLink is."""
+    """Name and text of the file in HOME with the SuperLink's address."""
     connection = {"address": address, "root-certificates": str(ca)}
     return "config.toml", tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
 
 
 def purge(database: Path) -> None:
-    """Leave nothing of messages, runs and applications in a SuperLink's database, nor in what is free of its file."""
+    """Erase messages, runs and applications from a SuperLink's database, also from its file's free pages."""
     if database.exists():
         with closing(sqlite3.connect(database, isolation_level=None)) as there:
             there.execute("pragma secure_delete = on")
@@ -37,7 +37,7 @@ def purge(database: Path) -> None:
 
 
 def credentials(address: str, token: str) -> tuple[str, str]:
-    """Name and text of the file in HOME by which `flwr` shows the SuperLink at that address the token."""
+    """Name and text of the file in HOME with `flwr`'s token for the SuperLink at that address."""
     entries = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": "none"}
     lines = (
         f"flower.account-auth.{address}.{key}: {base64.b64encode(value.encode()).decode()}\n"

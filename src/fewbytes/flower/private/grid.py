@@ -1,16 +1,16 @@
-"""What the server's end of Flower's grid does that its documentation does not say: nodes' names, looks for replies."""
+"""Undocumented parts of Flower's grid on the server: nodes' names, polling for replies."""
 
 from __future__ import annotations
 
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
-LOOK_SECONDS = 0.1  # between looks for the rest of a message that is still being uploaded
+LOOK_SECONDS = 0.1  # between polls for the rest of a message that is still being uploaded
 
 
 def look_often() -> None:
-    """Have Flower look for the rest of a reply every LOOK_SECONDS as long as its upload lives: of itself it waits 1, 2,
-    4, 8, 10 s, up to as long again as a slow link's upload took, and looks 500 times at most."""
+    """Have Flower poll for the rest of a reply every LOOK_SECONDS during its upload. By default, it waits 1, 2, 4, 8,
+    10 s, which may double a slow upload's time, and polls at most 500 times."""
     defaults = getattr(pull_objects, "__kwdefaults__", None) or {}
     often = {"initial_backoff": LOOK_SECONDS, "backoff_cap": LOOK_SECONDS, "max_tries_per_object": None}
     defaults.update({name: value for name, value in often.items() if name in defaults})

@@ -1,4 +1,4 @@
-"""The pool of a simulation's actors in the place of Flower's: it loses no message with an actor."""
+"""A pool of a simulation's actors that replaces Flower's: it loses no message when an actor dies."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ATTEMPTS = 3  # times a message may lose its actor
 
 
 def lasting_pool(most: int) -> None:
-    """Have a simulation use at most so many actors, and lose no message with one of them.
+    """Have a simulation use at most `most` actors, and lose no message when one dies.
 
-    What an actor that died was doing another one does, up to ATTEMPTS times; a new one takes its place where Ray finds
-    room. Flower of itself gives the dead one the next messages, which fail, and a message also to an actor that has no
-    room yet. Two messages to one client never run at once, also on two hosts.
+    Another actor repeats a dead actor's job, up to ATTEMPTS times; a new actor replaces it where Ray finds room.
+    Flower's own pool sends further messages to dead actors, which fail, and to actors that have no room yet. Two
+    messages to one client never run at once, even on two hosts.
     """
     import ray
     from flwr.simulation.ray_transport.ray_actor import BasicActorPool
     from ray.exceptions import RayActorError
 
     class LastingPool(BasicActorPool):
-        """Flower's pool: `pool` are its idle actors, `num_actors` counts those that work, too, and those to come."""
+        """Flower's pool. `pool`: its idle actors; `num_actors`: counts working and starting ones, too."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
@@ -49,7 +49,7 @@ def lasting_pool(most: int) -> None:
             self._coming |= {actor.__ray_ready__.remote(): actor for actor in actors}
 
         def submit(self, actor_fn: Any, job: Any) -> Any:
-            return actor_fn, job  # by the next, which may have to do it again
+            return actor_fn, job  # run by the next method, which may have to repeat it
 
         def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
             actor_fn, job = future
@@ -60,7 +60,7 @@ def lasting_pool(most: int) -> None:
                 return self._done(actor_fn, job)
 
         def _done(self, actor_fn: Any, job: Any) -> Any:
-            """What comes of a job on an idle actor, which is idle again afterwards unless it has died."""
+            """Run a job on an idle actor, which is idle again afterwards unless it has died."""
             actor = self._idle()
             try:
                 _, message, context = ray.get(actor_fn(actor, *job))
@@ -103,7 +103,7 @@ def lasting_pool(most: int) -> None:
                     if self.pool:
                         return self.pool.pop()
                     if self.num_actors > len(self._coming):
-                        deadline = time.monotonic() + ACTOR_SECONDS  # somebody works
+                        deadline = time.monotonic() + ACTOR_SECONDS  # some actor works
                     elif time.monotonic() > deadline:
                         raise FewbytesError(f"no host of the Ray cluster had a free processor for {ACTOR_SECONDS:g} s")
                     self._changed.wait(0.1)

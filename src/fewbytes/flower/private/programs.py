@@ -10,14 +10,14 @@ from pathlib import Path
 from fewbytes.base.errors import UserError
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""Flower phones home unless told not to before it is imported."""
+"""Variables that disable Flower's telemetry and update check; set before it is imported."""
 ENVIRONMENT = {
     **QUIET,
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; a SuperLink starts little, and looks cost it time
     "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": "1800000",  # bytes at once; 5 MiB never pass a link that breaks every 2 MB
 }
-"""What Flower's processes are started with, but for what a user has set himself."""
+"""The environment of Flower's processes; variables that the user has set take precedence."""
 SUPERNODE_ENVIRONMENT = {**ENVIRONMENT, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
 """The same for a SuperNode, which starts a process for each message."""
 HOME = "FLWR_HOME"
@@ -26,13 +26,13 @@ LOGGER = "flwr"
 COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
 LAUNCHER = "flower-superexec"  # which the SuperLink starts, and which starts SERVER
 SERVER = "flwr-serverapp"
-"""What the process is called that runs a run's server."""
+"""The name of the process that runs a run's server."""
 GUARDED = ("-m", "fewbytes.flower.guarded")
-"""What Python runs in place of the first two: `fewbytes.flower.guarded`."""
+"""Python's arguments to run `fewbytes.flower.guarded` in place of the first two commands."""
 
 
 def superlink_command(host: str, port: int, certificates: Path, database: Path | None, token: Path) -> list[str]:
-    """A SuperLink's command line: TLS, only registered nodes, commands from who knows what the file `token` holds.
+    """A SuperLink's command line: TLS, only registered nodes, commands only with the content of the file `token`.
 
     `database`: where it keeps its nodes and what passes through it (None: in memory, which takes a fifth of the time).
     """

@@ -1,4 +1,4 @@
-"""Where a Ray cluster is, found by private parts of Ray's: its documented ones end the process where there is none."""
+"""Finds a Ray cluster with private parts of Ray, as its documented ones end the process if there is none."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import suppress
 from fewbytes.base.errors import UserError
 from fewbytes.base.named import check_address
 
-RAY_SECONDS = 5  # that a Ray cluster has to answer: of itself Ray waits for over a minute, then ends the process
+RAY_SECONDS = 5  # timeout for a Ray cluster to answer; Ray itself waits over a minute, then ends the process
 
 
 def ray_cluster(address: str) -> str:
-    """Where the Ray cluster is, host:port, that `address`, the same or "auto", means. Raises UserError if none is, or
-    this host has no part in it."""
+    """The host:port of the Ray cluster at `address`, which is host:port or "auto". Raises UserError if there is none,
+    or this host is not part of it."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
     from ray._private.services import canonicalize_bootstrap_address, get_node_to_connect_for_driver

@@ -1,4 +1,4 @@
-"""Requests at the SuperLink's port: their paths, and what is in their bodies."""
+"""Requests at the SuperLink's port: their paths and bodies."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 from google.protobuf.message import DecodeError
 
 FLEET = "/v1/fleet/"
-"""Below this path lies what nodes need of a SuperLink's port; the rest is for people and for its own processes."""
+"""Nodes use only paths below this; the others are for users and the SuperLink's own processes."""
 ASKED, CONFIRMED, LEFT = f"{FLEET}pull-messages", f"{FLEET}confirm-message-received", "/v1/runtime/push-messages"
-"""The paths by which a node asks for messages, and says that it has one, and by which a run leaves messages."""
+"""The paths by which a node asks for messages, a node confirms one, and a run sends messages."""
 
 
 def node_of(body: bytes) -> int:
-    """Which node asks for messages. Raises ValueError for a body that does not say."""
+    """The node that asks for messages. Raises ValueError for a malformed body."""
     return int(_parsed(PullMessagesRequest, body).node.node_id)
 
 
 def message_in(body: bytes) -> str:
-    """Which message an answer holds; empty for none."""
+    """The id of an answer's message; empty for none."""
     trees = _parsed(PullMessagesResponse, body).message_object_trees
     return str(trees[0].object_id) if trees else ""
 
 
 def confirmed(body: bytes) -> tuple[int, str]:
-    """Which node confirms which message. Raises ValueError for a body that does not say."""
+    """The node, and the message that it confirms. Raises ValueError for a malformed body."""
     request = _parsed(ConfirmMessageReceivedRequest, body)
     return int(request.node.node_id), str(request.message_object_id)
 
 
 def nodes_for(body: bytes) -> list[int]:
-    """For which nodes a run leaves messages. Raises ValueError for a body that does not say."""
+    """The nodes to which a run sends messages. Raises ValueError for a malformed body."""
     return [each.metadata.dst_node_id for each in _parsed(PushAppMessagesRequest, body).messages_list]
 
 

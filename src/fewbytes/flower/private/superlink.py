@@ -64,7 +64,9 @@ def is_node(scope: Mapping[str, Any]) -> bool:
     request = Request({**scope, "state": {}})
     try:
         key = base64.b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
-        request.state.protobuf_request = ActivateNodeRequest(public_key=key)  # any that claims no more than the key
+        request.state.protobuf_request = ActivateNodeRequest(
+            public_key=key
+        )  # any message type that contains only the key
         authenticate_node(request)
     except (KeyError, ValueError, HTTPException):
         return False

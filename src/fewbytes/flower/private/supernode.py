@@ -50,10 +50,10 @@ def run_supernode(is_installed: Callable[[bytes], bool], application: str) -> No
 
 
 def retrying_more(invoker: RetryInvoker) -> RetryInvoker:
-    """What calls the SuperLink and tries again: also where a link broke off, or damaged, what TLS carries.
+    """Have the invoker of calls to the SuperLink also retry after a link broke or damaged a TLS connection.
 
-    Flower of itself tries again after other breaks, but takes these for a wrong certificate: the message that was
-    being fetched is lost, and the server waits for its reply in vain.
+    Flower retries after other failures, but takes these for a wrong certificate: the message being fetched is lost,
+    and the server waits for its reply in vain.
     """
     gives_up = invoker.should_giveup
 
