@@ -87,7 +87,7 @@ def test_a_server_is_told_at_once_what_is_spent_and_that_no_more_is_allowed(tmp_
     grid_of(tmp_path)[1]("first")
     done = asked("second", Allows(privacy=Allowed.read("epsilon=100,delta=1e-5")))
     assert done.spent == (pytest.approx(8, rel=1e-3), 100.0)
-    assert "have spent 8, and this would come to 1" in asked("second", Allows()).error
+    assert "have spent 8, and this run would reach 1" in asked("second", Allows()).error
     assert not asked("first", Allows()).error  # which may go on
 
 

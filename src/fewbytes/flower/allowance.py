@@ -85,10 +85,9 @@ class Diary(msgspec.Struct):
 class Allowance:
     """A run's diary at a node (`fewbytes.core.privacy.Diary`), whose trainings count in all runs together.
 
-    `folder`: of the node's run folders, which the diaries outlive. `run`: its name. `settings`: all that the
-    server says of the run: of other settings noise is never the same. `allows`: what runs may take of the node; if it
-    does not say whose data are here (`holds` is None), all that was ever spent on the node counts together, as it is
-    the server that says which client it asks.
+    `folder`: of the node's run folders, which the diaries outlive. `run`: its name. `settings`: those that the server
+    sends; other settings give other noise. `allows`: the node's limits. If it names no client (`holds` is None), all
+    that was ever spent on the node counts together, as only the server names the client that it asks.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class Allowance:
         raise FewbytesError(
             f"the samples {whose} may spend epsilon {allowed.epsilon:g} at delta {allowed.delta:g} in all "
             f"runs together (privacy-in-all in their node's configuration), have spent "
-            f"{epsilon_of(before, allowed.delta):.3g}, and this would come to {epsilon:.3g}"
+            f"{epsilon_of(before, allowed.delta):.3g}, and this run would reach {epsilon:.3g}"
         )
 
     @property

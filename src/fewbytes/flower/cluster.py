@@ -1,6 +1,6 @@
 """A simulation over the hosts of a Ray cluster.
 
-Run folder, client states and frames lie on the server's host, where nodes use them directly. For nodes on other hosts,
+Run folder, client states and frames are on the server's host, where nodes use them directly. For nodes on other hosts,
 a keeper, which is an actor on the server's host, transfers them through Ray's object store.
 """
 

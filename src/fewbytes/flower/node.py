@@ -91,11 +91,10 @@ def digest(common: dict[str, str]) -> bytes:
 class Node:
     """Answers orders of one run for the clients whose data are here.
 
-    `folder`: where run folders go on this node. The files of a client lie in `<run>/checkpoint/clients`: its state in
-    the versions the server may ask for, and its last reply, so that an order that comes twice is answered twice but
-    done once. Both survive a loss of power once the order is answered. `settings`: all that the server says of the run.
-    `allows`: how much runs may take; None: of a simulation, whose server and nodes end together, so that no reply need
-    be kept.
+    `folder`: the place of run folders on this node. A client's files are in `<run>/checkpoint/clients`: its state in
+    the versions that the server may ask for, and its last reply, so that a repeated order is answered again but carried
+    out once. Both survive a power failure once the order is answered. `settings`: those that the server sends.
+    `allows`: the node's limits; None: a simulation, whose server and nodes end together, so that no reply is kept.
     """
 
     def __init__(

@@ -58,8 +58,8 @@ class Processes:
     `lasting`: whether the registered nodes outlive a restart; then what passes through lies in a file, not in memory.
 
     In the folder: certificates/ (with the token), keys/, nodes/ (what resident nodes are), flower-home/ and homes/
-    (FLWR_HOME of the SuperLink and of each SuperNode), superlink.db and nodes.json (the registered nodes, who outlive a
-    restart; of messages nothing is kept), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a
+    (FLWR_HOME of the SuperLink and of each SuperNode), superlink.db and nodes.json (the registered nodes, kept over
+    a restart; messages are not), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a
     free one is in `.address`. On Linux all of it also ends when the thread ends that started it, or this process is
     killed. Raises UserError for another address, a folder in use, or without Flower.
     """
