@@ -30,7 +30,7 @@ from fewbytes.methods.fedpm import masked_names
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import SMALL_RESNET
-from fewbytes.models.kgf import GeneratedConv2d, Kernels, left_alone, with_generated_kernels
+from fewbytes.models.kgf import GeneratedConv2d, Kernels, not_generated, with_generated_kernels
 from fewbytes.models.layers import layers_of
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
@@ -366,6 +366,6 @@ def test_what_is_shared_stays_so_and_what_is_frozen_is_left_alone():
     assert net[1].weight is net[0].weight
     assert not torch.equal(net[1].alpha, net[0].alpha)
     assert net[2].weight is pretrained
-    assert left_alone(net, 2) == {"2": "frozen"}
+    assert not_generated(net, 2) == {"2": "frozen"}
     with pytest.raises(fb.UserError, match=r"no convolution.*\(frozen\)"):
         with_generated_kernels(nn.Sequential(nn.Conv2d(4, 4, 3).requires_grad_(False), nn.Flatten()), Kernels(2))

@@ -114,7 +114,7 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
     there = {"train": train, **({tests[0]: test} if test else {})}
     read = meaning(folder, there)
     found = {split: _labelled(read, places) for split, places in zip(("train", "test"), there.values(), strict=False)}
-    said = f"; {read.said}" if read.said else ""
+    said = f"; {read.note}" if read.note else ""
     if read.groups and not test and not only_test:
         found = _split_by_group(folder, read, train)
         said += f": of {len({*_group_of(read, train)})} groups each is for training or for testing"

@@ -33,9 +33,9 @@ class Table:
     """
 
     def __init__(
-        self, where: str, data: pa.Table, schema: Schema, said: tuple[str, ...] = (), decimals: Iterable[str] = ()
+        self, where: str, data: pa.Table, schema: Schema, notes: tuple[str, ...] = (), decimals: Iterable[str] = ()
     ) -> None:
-        self.where, self.data, self.schema, self.said = where, data, schema, said
+        self.where, self.data, self.schema, self.notes = where, data, schema, notes
         self._decimals = set(decimals)
         self._texts: dict[str, Texts] = {}
         self._numbers: dict[str, NDArray[np.float64]] = {}

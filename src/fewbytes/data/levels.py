@@ -35,7 +35,7 @@ class Reading:
 
     classes: dict[Parts, str]
     groups: dict[Parts, str] = field(default_factory=dict)
-    said: str = ""
+    note: str = ""
 
 
 def check_no_masks(folder: Path, names: Sequence[str]) -> None:
@@ -94,7 +94,7 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
     groups = {parts: rest[0] for parts, rest in short.items()}
     shown = listed(sorted(above), SHOWN)
     if not groups_above or (len(splits) > 1 and not _numbered(above)):
-        return Reading(classes, said=f"folders above those of classes ({shown}) are domains")
+        return Reading(classes, note=f"folders above those of classes ({shown}) are domains")
     read = Reading(classes, groups, f"folders above those of classes ({shown}) are groups")
     _check_apart(folder, splits, read)
     return read

@@ -301,7 +301,7 @@ def _note(
     """A line about a table of the dataset `name`: columns, rows, and the numbers of missing values."""
     used = [name for name in schema.numbers if name not in schema.target]
     found = f"{len(used)} of numbers, {len(schema.categories)} of categories"
-    parts = [f"{len(table):,} rows, {len(used) + len(schema.categories):,} columns used ({found})", *table.said, *more]
+    parts = [f"{len(table):,} rows, {len(used) + len(schema.categories):,} columns used ({found})", *table.notes, *more]
     parts += [f"a decimal comma in {listed([*map(repr, table.commas)], COLUMNS)}"] if table.commas else []
     parts += (
         [f"commas between thousands in {listed([*map(repr, table.thousands)], COLUMNS)}"] if table.thousands else []

@@ -186,7 +186,7 @@ def _texts(path: Path, column: str, label: str | None, name: str, how: Schema) -
     names = _class_names(table.data, label)
     kept = [(_label(group, names), text) for group, text, no in zip(groups, texts, without, strict=True) if not no]
     where = f"{path.name}: " if path.stem != name else ""  # notes stand after the data set's name
-    note = "; ".join((f"{where}{len(texts):,} rows", *table.said, f"{sum(without):,} without text or label left out"))
+    note = "; ".join((f"{where}{len(texts):,} rows", *table.notes, f"{sum(without):,} without text or label left out"))
     return kept, note
 
 

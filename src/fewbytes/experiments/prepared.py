@@ -14,7 +14,7 @@ from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.methods import method_class
 from fewbytes.models.hugging_face import PREFIX, other_tokenizer
-from fewbytes.models.kgf import generated, left_alone
+from fewbytes.models.kgf import generated, not_generated
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher, together
@@ -90,7 +90,7 @@ def _left_alone(task: Task) -> Iterator[str]:
     """Which convolutions keep their own kernels where others are generated, by reason."""
     model = task.problem.on_cpu().first_model()
     names: dict[str, list[str]] = {}
-    for name, why in left_alone(model, base).items() if (base := generated(model)) else ():
+    for name, why in not_generated(model, base).items() if (base := generated(model)) else ():
         names.setdefault(why, []).append(name)
     for why, these in names.items():
         more = f" and {len(these) - 3} more" if len(these) > 3 else ""

@@ -152,7 +152,7 @@ def constants(seed: int, layer: int, shape: tuple[int, ...]) -> tuple[Tensor, Te
 def with_generated_kernels(model: nn.Module, how: Kernels) -> nn.Module:
     """The model, its convolutions of more than `how.base` output channels replaced by generated ones, in place.
 
-    Those of `left_alone` are not. Base kernels are drawn from torch's global generator. Raises UserError if none is
+    Those of `not_generated` are not. Base kernels are drawn from torch's global generator. Raises UserError if none is
     left to replace, or kernels are generated already.
     """
     if generated(model):
@@ -160,7 +160,7 @@ def with_generated_kernels(model: nn.Module, how: Kernels) -> nn.Module:
     if how.base < 1:
         raise UserError(f"a layer needs at least one base kernel, not {how.base}")
     convolutions = [(name, module) for name, module in model.named_modules() if type(module) is nn.Conv2d]
-    kept, learnt = left_alone(model, how.base), dict[Tensor, Tensor]()
+    kept, learnt = not_generated(model, how.base), dict[Tensor, Tensor]()
     for layer, (name, module) in enumerate(convolutions):
         if name not in kept:
             made = GeneratedConv2d(module, layer, how)
@@ -207,7 +207,7 @@ def generated(model: nn.Module) -> int:
     return next((len(module.weight) for module in model.modules() if isinstance(module, GeneratedConv2d)), 0)
 
 
-def left_alone(model: nn.Module, base: int) -> dict[str, str]:
+def not_generated(model: nn.Module, base: int) -> dict[str, str]:
     """Names of the model's convolutions that `base` base kernels cannot stand for, and why in words."""
     kept: dict[str, str] = {}
     for name, module in model.named_modules():

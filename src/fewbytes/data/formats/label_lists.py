@@ -170,7 +170,7 @@ def read_label_lists(
             files[part] = [path for path, keep in zip(found, rows, strict=True) if keep]
             labels[part], groups[part] = values[rows], _groups(each, how, files[part], rows)
         count = sum(len(files[part]) for part in published or (split,))
-        parts = [f"{each.path.name}: {count} images by column {each.naming!r}", *each.table.said]
+        parts = [f"{each.path.name}: {count} images by column {each.naming!r}", *each.table.notes]
         if published:
             passed = int(kept.sum()) - count
             said.append(f"{len(files['train'])} for training and {len(files['test'])} for testing by their folders")
