@@ -61,14 +61,14 @@ class Dataset:
                 "everywhere, in the same order (the run uses the server's)",
                 public="its data have other classes than the run: use the same names everywhere, in the same order",
             )
-        strange = [name for name in self.classes if name not in classes]
-        if strange:
-            alike = f"the run {listed(classes)}: name classes alike everywhere (the server's are the run's)"
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown:
+            remedy = f"the run {listed(classes)}: name classes alike everywhere (the server's are the run's)"
             have = "classes that the run has not"
             raise UserError(
-                f"{self.name} has {have}: {listed(strange)}; it has {listed(self.classes)}, {alike}",
+                f"{self.name} has {have}: {listed(unknown)}; it has {listed(self.classes)}, {remedy}",
                 # what stands in a column of classes may be anything, such as a name where a row has slipped
-                public=f"its data have {have}, {len(strange)} of {len(self.classes)}; its log names them; {alike}",
+                public=f"its data have {have}, {len(unknown)} of {len(self.classes)}; its log names them; {remedy}",
             )
         number = torch.tensor([list(classes).index(name) for name in self.classes])
         train, test = (Split(s.x, number[s.y], s.rows, s.transform) for s in (self.train, self.test))

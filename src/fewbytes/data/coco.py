@@ -119,7 +119,7 @@ def split_of_boxes(
     sizes as they are stored. Raises UserError as `read_coco`."""
     try:
         return _split_of_boxes(path, file, classes, folder, images, size, training)
-    except _Lying:
+    except _StoredSize:
         _turn(file, images)
         return _split_of_boxes(path, file, classes, folder, images, size, training)
 
@@ -281,7 +281,7 @@ def _truth(images: Sequence[BoxImage], objects: Sequence[Sequence[Box]], classes
     }
 
 
-class _Lying(Exception):
+class _StoredSize(Exception):
     """The size of an image that its EXIF data turn on its side is the one that it is stored with."""
 
 
@@ -366,7 +366,7 @@ def _key(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> str
     return digest.hexdigest()[:24]
 
 
-def _is_lying(path: Path) -> bool:
+def _is_sideways(path: Path) -> bool:
     with Image.open(path) as image:
         return image.getexif().get(ORIENTATION) in SIDEWAYS
 
@@ -375,8 +375,8 @@ def _parts(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> I
     def decoded(image: BoxImage) -> NDArray[np.uint8]:
         opened = Image.fromarray(in_bytes(read_image(folder / image.file_name, path, 0)))
         if opened.size != (image.width, image.height):
-            if opened.size == (image.height, image.width) and _is_lying(folder / image.file_name):
-                raise _Lying
+            if opened.size == (image.height, image.width) and _is_sideways(folder / image.file_name):
+                raise _StoredSize
             raise UserError(
                 f"{folder / image.file_name} is {opened.width} x {opened.height} pixels large, "
                 f"{path} says {image.width} x {image.height}: correct it",

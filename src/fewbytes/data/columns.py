@@ -52,9 +52,11 @@ class Texts:
         whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
         codes: NDArray[np.int64] = pc.fill_null(whole.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
         values = whole.dictionary.cast(pa.large_string())
-        gone = pc.is_in(values, pa.array(["", *schema.missing_marks], pa.large_string())).to_numpy(zero_copy_only=False)
-        gone = gone | pc.is_null(values).to_numpy(zero_copy_only=False)
-        used = np.bincount(codes[codes >= 0], minlength=len(values)).astype(bool) & ~gone
+        absent = pc.is_in(values, pa.array(["", *schema.missing_marks], pa.large_string())).to_numpy(
+            zero_copy_only=False
+        )
+        absent = absent | pc.is_null(values).to_numpy(zero_copy_only=False)
+        used = np.bincount(codes[codes >= 0], minlength=len(values)).astype(bool) & ~absent
         renumbered = np.append(np.where(used, np.cumsum(used) - 1, -1), -1)
         return cls(renumbered[codes], values.filter(pa.array(used)), schema)
 
@@ -207,7 +209,7 @@ class Texts:
         else:
             bare = pc.replace_substring(bare, ",", "")
         bare = pc.replace_substring_regex(bare, r"^\+", "")
-        made = np.array(bare.cast(pa.float64()).to_numpy(zero_copy_only=False))
+        numbers = np.array(bare.cast(pa.float64()).to_numpy(zero_copy_only=False))
         if self.limits.any():
             how = self.schema.limits
             if how == "refuse":
@@ -217,10 +219,10 @@ class Texts:
                     self.limits,
                 )
             if how == "half":
-                made[self.limits & self.like(UNDER)] /= 2
+                numbers[self.limits & self.like(UNDER)] /= 2
             elif how == "missing":
-                made[self.limits] = np.nan
-        return self.spread(made), decimal
+                numbers[self.limits] = np.nan
+        return self.spread(numbers), decimal
 
     def _decimal(self, others: set[str]) -> str:
         """How decimals are separated. Raises Unclear where nothing tells, or both are there."""

@@ -52,7 +52,7 @@ HUB = {
 
 HOST = 'set the place of its client\'s data in its node.toml, under [config], as in client-data = "/data/patients.csv"'
 """What to do on a node whose client's data were not found."""
-NOWHERE = f"there is no such data set on this node: {HOST}"
+ABSENT = f"there is no such data set on this node: {HOST}"
 ASIDE = ("old", "older", "log", "logs", "backup", "backups", "bak", "archive", "tmp", "temp")
 """What folders are called, in small letters, that lie beside clients' and are none."""
 HUB_SECONDS = 5.0  # to test whether the hub answers
@@ -114,22 +114,22 @@ def load_dataset(
         return read_yolo(name, folder, image_size or SIZE)
     if holds_masks(folder):
         return read_masks(name, folder, image_size, only_test)
-    meant = schema or Schema()
-    lists = label_lists(folder, meant)
-    if lists and (meant.target or not classes_by_folders(lists)):
-        return read_label_lists(name, folder, image_size, meant, uncertain)
+    asked = schema or Schema()
+    lists = label_lists(folder, asked)
+    if lists and (asked.target or not classes_by_folders(lists)):
+        return read_label_lists(name, folder, image_size, asked, uncertain)
     if not lists and not (folder / "train").is_dir() and (files := table_files(folder, only_test)):
         if folder.is_dir():
             check_inside(folder, files.values())
-        return read_table(name, files, meant, only_test)
+        return read_table(name, files, asked, only_test)
     if is_arrays(folder):
         return read_arrays(name, folder, only_test)
     if folder.is_file():
         raise UserError(f"{folder} is not a table: it cannot be read as Parquet, or holds images: name its folder")
-    held, untrained = source(folder), False
-    if held is None and only_test:
-        held, untrained = source(folder, TEST_NAMES), True
-    if held is None:
+    images_in, untrained = source(folder), False
+    if images_in is None and only_test:
+        images_in, untrained = source(folder, TEST_NAMES), True
+    if images_in is None:
         split = "test" if only_test else "train"
         layouts = (
             f"there is no {split}-*.parquet, no {split}/<class>/, <class>/ or <domain>/<class>/ folder with images and "
@@ -140,7 +140,7 @@ def load_dataset(
             f"{folder} has no labelled images: {layouts}; found {_contents(folder)}; {remedy}",
             public=f"there are no labelled images: {layouts}; {remedy}",
         )
-    files_of, read, notes = held
+    files_of, read, notes = images_in
     images = decoded(folder, files_of, read, image_size)
     splits = {split: Split(x, torch.from_numpy(y)) for split, (x, y) in images.arrays.items()}
     train, test = splits["train"], splits.get("test")
@@ -162,7 +162,7 @@ def client_folders(name: str) -> list[Path]:
     folder = find(name)
     if folder is None:
         if elsewhere():
-            raise UserError(f"there is no folder or table {name!r} on this node: {HOST}", public=NOWHERE)
+            raise UserError(f"there is no folder or table {name!r} on this node: {HOST}", public=ABSENT)
         root = os.environ.get("FEWBYTES_DATA")
         under = f" here or under FEWBYTES_DATA={root}" if root else ""
         raise UserError(
@@ -194,12 +194,12 @@ def client_folders(name: str) -> list[Path]:
     check_inside(folder, found)
     passed = [entry.name for entry in sorted(folder.iterdir(), key=lambda e: (is_stray(e), e)) if entry not in found]
     if passed:
-        _say(f"{folder}: {len(found)} clients; skipped, as no client's data: {listed(passed, 5)}")
+        _log_once(f"{folder}: {len(found)} clients; skipped, as no client's data: {listed(passed, 5)}")
     return found
 
 
 @cache
-def _say(text: str) -> None:
+def _log_once(text: str) -> None:
     """In the log, once."""
     log.warning("%s", visible(text))
 
@@ -270,7 +270,7 @@ def _download(name: str) -> Path:
 def not_found(name: str, why: str) -> UserError:
     """What to raise for a data set that is not there."""
     if elsewhere():
-        return UserError(f"data set {name!r} not found: no such folder under FEWBYTES_DATA, and {why}", public=NOWHERE)
+        return UserError(f"data set {name!r} not found: no such folder under FEWBYTES_DATA, and {why}", public=ABSENT)
     root = os.environ.get("FEWBYTES_DATA")
     known = {"digits", *HUB}
     if root:
@@ -289,9 +289,9 @@ def not_found(name: str, why: str) -> UserError:
 def _contents(folder: Path) -> str:
     if elsewhere():
         return "something else"
-    nowhere = " (a link to what is not there)"
+    dangling = " (a link to what is not there)"
     there = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    entries = sorted(entry.name + "/" * entry.is_dir() + nowhere * (not entry.exists()) for entry in there)
+    entries = sorted(entry.name + "/" * entry.is_dir() + dangling * (not entry.exists()) for entry in there)
     more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
     inside = folder / "train"
     if inside.is_dir():

@@ -66,25 +66,25 @@ def days_of_numbers(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
     low, high = (np.fmin.reduce(values), np.fmax.reduce(values)) if len(values) else (0, 0)
     if not 19000101 <= low <= high <= 20991231:
         return None
-    gone = np.isnan(values)
-    whole = np.where(gone, 19700101, values)
+    missing = np.isnan(values)
+    whole = np.where(missing, 19700101, values)
     if (whole != np.floor(whole)).any():
         return None
     year, month, day = (part.astype(np.int64) for part in (whole // 10000, whole // 100 % 100, whole % 100))
     months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
     days = months.astype("datetime64[D]") + (day - 1)
     real = (month >= 1) & (month <= 12) & (day >= 1) & (days.astype("datetime64[M]") == months)
-    return np.where(gone, np.nan, days.astype(np.int64).astype(np.float64)) if real.all() else None
+    return np.where(missing, np.nan, days.astype(np.int64).astype(np.float64)) if real.all() else None
 
 
 def days_of_times(column: pa.ChunkedArray) -> NDArray[np.float64]:
     """A column of dates or times as days since 1970, NaN where there is none."""
     moments = column.cast(pa.timestamp("us"), safe=False) if pa.types.is_date(column.type) else column
     moments = pc.cast(moments, pa.timestamp("us", getattr(moments.type, "tz", None)), safe=False).cast(pa.int64())
-    gone = pc.is_null(moments).to_numpy()
+    missing = pc.is_null(moments).to_numpy()
     whole = pc.fill_null(moments, 0).to_numpy() / (SECONDS_A_DAY * 1e6)
-    made: NDArray[np.float64] = np.where(gone, np.nan, whole)
-    return made
+    days: NDArray[np.float64] = np.where(missing, np.nan, whole)
+    return days
 
 
 def written(days: float) -> str:

@@ -83,13 +83,13 @@ def _decode(folder: Path, files: Files, read: Read, image_size: int | None) -> D
     form: Form | None = None
     paths = [path for each in files.values() for path in each]
     try:
-        scale, said = scale_of(paths)
+        scale, dicom_note = scale_of(paths)
     except UserError as error:
         raise UserError(f"{folder}: {error}", public=error.public) from None
     while True:
         try:
             found = _decoded(*read(), image_size, form, scale)
-            return dataclasses.replace(found, notes=_notes(found, paths, said))
+            return dataclasses.replace(found, notes=_notes(found, paths, dicom_note))
         except _Wider as wider:  # read again, twice at most
             form = wider.form
 
@@ -142,12 +142,12 @@ def _notes(found: Decoded, paths: Sequence[Path], dicom: str) -> tuple[str, ...]
     arrays = [x for x, _ in found.arrays.values()]
     if all(x.dtype == np.uint8 for x in arrays):
         return ()
-    said = [dicom] if dicom else []
-    said += ["NIfTI: as the files' slope and intercept say"] if any(map(is_nifti, paths)) else []
-    if not said:
-        said = ["whole numbers are parts of the highest of their type, floats as they are"]
+    notes = [dicom] if dicom else []
+    notes += ["NIfTI: as the files' slope and intercept say"] if any(map(is_nifti, paths)) else []
+    if not notes:
+        notes = ["whole numbers are parts of the highest of their type, floats as they are"]
     low, high = min(x.min() for x in arrays), max(x.max() for x in arrays)
-    return (f"pixels are floats from {low:.3g} to {high:.3g}; {'; '.join(said)}",)
+    return (f"pixels are floats from {low:.3g} to {high:.3g}; {'; '.join(notes)}",)
 
 
 def _decode_into(

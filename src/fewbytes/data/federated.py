@@ -68,7 +68,7 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
         half, labels = replace(partition, clients=clients), (dataset.train.labels, dataset.test.labels)
         _check(half, seed, len(train))
         y, tests = labels[0].numpy()[train], labels[1].numpy()[test]
-        mine, own = _dealt(y, tests, classes, half, seed)
+        mine, own = _split_indices(y, tests, classes, half, seed)
         if half.test == "held-classes":
             most = half.samples[1] if half.samples else None
             own = [part[:most] for part in held_classes(y, mine, tests, RandomState(seed))]
@@ -129,7 +129,7 @@ def _of_classes(split: Split, classes: Sequence[int]) -> Indices:
     return np.flatnonzero(np.isin(split.labels.numpy(), classes))
 
 
-def _dealt(
+def _split_indices(
     labels: Indices,
     test_labels: Indices,
     classes: Sequence[int],
@@ -200,7 +200,7 @@ def federate_local(
     boxes.
     """
     nothing = ClientData(test.take([]), test.take([]))
-    held = []
+    local = []
     for i, dataset in enumerate(clients):
         if dataset is not None and dataset.learns == "boxes":
             raise UserError(
@@ -219,11 +219,11 @@ def federate_local(
                 public=f"its samples have shape {dataset.train.shape}, the server's {test.shape}: make them equal",
             )
         own = None if dataset is None else dataset.numbered(classes)
-        held.append(nothing if own is None else ClientData(own.train, own.test))
+        local.append(nothing if own is None else ClientData(own.train, own.test))
     named = None if test.learns == "classes" else tuple(groups or ("samples",))
     schemas = [each.schema for each in clients if each is not None]
-    alike = schemas[0] if schemas and all(each == schemas[0] for each in schemas) else None
-    return FederatedData(tuple(held), test, tuple(classes), groups=named, schema=alike)
+    schema = schemas[0] if schemas and all(each == schemas[0] for each in schemas) else None
+    return FederatedData(tuple(local), test, tuple(classes), groups=named, schema=schema)
 
 
 def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indices]) -> FederatedData:

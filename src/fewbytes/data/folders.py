@@ -53,7 +53,7 @@ class _Walked:
     without: list[str] = field(default_factory=list)  # folders with no image below them
     others: int = 0  # files that are no images
     masks: int = 0  # beside their pictures
-    nowhere: int = 0  # links to what is not there
+    dangling: int = 0  # links to what is not there
 
 
 def split_of(name: str) -> str | None:
@@ -114,10 +114,10 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
     there = {"train": train, **({tests[0]: test} if test else {})}
     read = meaning(folder, there)
     found = {split: _labelled(read, places) for split, places in zip(("train", "test"), there.values(), strict=False)}
-    said = f"; {read.note}" if read.note else ""
+    groups = f"; {read.note}" if read.note else ""
     if read.groups and not test and not only_test:
         found = _split_by_group(folder, read, train)
-        said += f": of {len({*_group_of(read, train)})} groups each is for training or for testing"
+        groups += f": of {len({*_group_of(read, train)})} groups each is for training or for testing"
     classes = sorted({name for _, name in found["train"]})
     note = f"{len(found['train'])} pictures of {len(classes)} class{'es' * (len(classes) > 1)} for training"
     if "test" in found:
@@ -126,8 +126,8 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
         note = note.replace("for training", f"for testing ({tests[0]})")
     else:
         note += " and, of each class a fifth, for testing"
-    note += f"; called by their folders: {listed(classes, SHOWN)}{said}"
-    return Pictures(found, (note + _passed_over(walked, passed),))
+    note += f"; called by their folders: {listed(classes, SHOWN)}{groups}"
+    return Pictures(found, (note + _skipped(walked, passed),))
 
 
 def holds_classes(folder: Path) -> bool:
@@ -195,9 +195,9 @@ def _walked(folder: Path) -> _Walked:
     def walk(place: Path, parts: Parts) -> bool:
         """Whether there is an image in it."""
         with os.scandir(place) as found:
-            nowhere = {Path(each) for each in found if each.is_symlink() and not os.path.exists(each)}
-        entries = sorted(entry for entry in place.iterdir() if entry not in nowhere)
-        walked.nowhere += len(nowhere)
+            dangling = {Path(each) for each in found if each.is_symlink() and not os.path.exists(each)}
+        entries = sorted(entry for entry in place.iterdir() if entry not in dangling)
+        walked.dangling += len(dangling)
         folders = [entry for entry in entries if entry.is_dir()]
         images = [entry for entry in entries if entry not in folders and _is_image(entry)]
         walked.others += len(entries) - len(folders) - len(images)
@@ -244,17 +244,17 @@ def _images(folder: Path) -> bool:
     return folder.is_dir() and any(_is_image(path) for path in folder.iterdir())
 
 
-def _passed_over(walked: _Walked, pictures: Sequence[tuple[str, int]]) -> str:
-    said = [f"{count} {what}" for what, count in pictures if count]
+def _skipped(walked: _Walked, pictures: Sequence[tuple[str, int]]) -> str:
+    note = [f"{count} {what}" for what, count in pictures if count]
     if walked.masks:
-        said.append(f"{walked.masks} masks of pictures")
+        note.append(f"{walked.masks} masks of pictures")
     if walked.without:
-        said.append(f"folders without pictures: {listed(walked.without, 3)}")
-    if walked.nowhere:
-        said.append(f"{walked.nowhere} links to what is not there")
+        note.append(f"folders without pictures: {listed(walked.without, 3)}")
+    if walked.dangling:
+        note.append(f"{walked.dangling} links to what is not there")
     if walked.others:
-        said.append(f"{walked.others} files that are no pictures")
-    return f"; passed over: {', '.join(said)}" if said else ""
+        note.append(f"{walked.others} files that are no pictures")
+    return f"; passed over: {', '.join(note)}" if note else ""
 
 
 # What it means --------------------------------------------------------------------------------------------------------

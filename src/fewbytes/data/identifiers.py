@@ -70,7 +70,7 @@ def _names_rows(table: Table, name: str) -> str:
         if not called or table.stored(name) not in ("texts", "categories"):
             return ""
         texts = table.texts(name)
-        return _told_apart("texts", len(texts.values), texts.known, called)
+        return _identifying("texts", len(texts.values), texts.known, called)
     if kind != "numbers":
         return ""
     values = _whole_numbers(table, name)
@@ -83,10 +83,10 @@ def _names_rows(table: Table, name: str) -> str:
         return "each whole number of a range once"
     if called and values.dtype.kind == "f" and np.abs(values).max() > 2**53:
         return "whole numbers of more digits than can be told apart"
-    return _told_apart("whole numbers", len(np.unique(values)), len(values), called) if called else ""
+    return _identifying("whole numbers", len(np.unique(values)), len(values), called) if called else ""
 
 
-def _told_apart(what: str, different: int, rows: int, called: str) -> str:
+def _identifying(what: str, different: int, rows: int, called: str) -> str:
     """Why values under a name like that of an identifier, or of a number of rows, seem to tell whose the rows are."""
     if different < LEAST:
         return ""

@@ -53,24 +53,24 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
     values = [np.unique(masks).tolist() for _, masks in pairs]
     found = sorted({value for each in values for value in each})
     names = _names(named)
-    meant = class_values(found, len(names) or None, folder)
-    _check_alike(folder, values, meant, len(names) or None)
-    if meant is None:
+    chosen = class_values(found, len(names) or None, folder)
+    _check_consistent(folder, values, chosen, len(names) or None)
+    if chosen is None:
         classes = names or tuple(map(str, range(max(value for value in found if value != IGNORED_PIXEL) + 1)))
     else:
         number = np.full(256, IGNORED_PIXEL, np.uint8)
-        number[list(meant)] = np.arange(len(meant), dtype=np.uint8)
+        number[list(chosen)] = np.arange(len(chosen), dtype=np.uint8)
         pairs = [(images, number[masks]) for images, masks in pairs]
-        classes = names or tuple(map(str, meant))
+        classes = names or tuple(map(str, chosen))
     splits = [
         Split(images, torch.zeros(len(images), dtype=torch.int64), learnt=Targets("masks", torch.from_numpy(masks)))
         for images, masks in pairs
     ]
     if len(splits) == 1:
         order = np.random.RandomState(0).permutation(len(splits[0]))
-        held = max(1, len(order) // 5)
-        splits = [splits[0].take(np.sort(order[held:])), splits[0].take(np.sort(order[:held]))]
-    note = f"{sum(map(len, splits))} images with masks of the values {listed_numbers(found)}: {_said(found, meant)}"
+        tested = max(1, len(order) // 5)
+        splits = [splits[0].take(np.sort(order[tested:])), splits[0].take(np.sort(order[:tested]))]
+    note = f"{sum(map(len, splits))} images with masks of the values {listed_numbers(found)}: {_words(found, chosen)}"
     return Dataset(name, splits[0], splits[1], classes, GROUPS, notes=(note,))
 
 
@@ -96,14 +96,14 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
         return (0, IGNORED_PIXEL)
     # of those values fewer, as another site may have, would be numbers of other classes
     unsure = named is not None and any(value < named and value != i for i, value in enumerate(found))
-    meant = numbers if _small(found) and named != len(found) else list(found)
+    chosen = numbers if _small(found) and named != len(found) else list(found)
     if named is not None and unsure:
         what = f"which do not say which of {named} classes each is: write numbers of classes from 0"
         raise UserError(
             f"{where}: masks have the values {listed_numbers(found)}, {what}, the first that classes.txt names",
             public=f"masks have {len(found)} values, {what}",
         )
-    if named is not None and (len(meant) != named or named == 1):
+    if named is not None and (len(chosen) != named or named == 1):
         raise UserError(
             f"{where}: classes.txt names {named} classes, and masks have the values {listed_numbers(found)}: name one "
             "for each value, or write numbers of classes from 0, and 255 for none",
@@ -116,7 +116,7 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
             "(are masks grey pictures, or stored as JPEG?): write numbers of classes, and 255 for none",
             public=f"masks have {len(found)} values, which are no numbers of classes from 0",
         )
-    return tuple(meant)
+    return tuple(chosen)
 
 
 def _small(found: Sequence[int]) -> bool:
@@ -131,13 +131,13 @@ def _binary(found: Sequence[int]) -> bool:
     return IGNORED_PIXEL in found and {*found} <= {0, IGNORED_PIXEL}
 
 
-def _check_alike(
-    where: Path, splits: Sequence[Sequence[int]], meant: tuple[int, ...] | None, named: int | None
+def _check_consistent(
+    where: Path, splits: Sequence[Sequence[int]], chosen: tuple[int, ...] | None, named: int | None
 ) -> None:
     """Raises UserError for splits whose values do not mean the same: 0 and 255 in one and numbers of classes in the
     other, and, where each value is a class, one that training has not."""
-    mixed = meant is None and named != 1 and any(map(_binary, splits))
-    other = meant is not None and not {*splits[-1]} & {*meant} <= {*splits[0]}
+    mixed = chosen is None and named != 1 and any(map(_binary, splits))
+    other = chosen is not None and not {*splits[-1]} & {*chosen} <= {*splits[0]}
     if mixed or other:
         first, last = map(listed_numbers, (splits[0], splits[-1]))
         raise UserError(
@@ -147,10 +147,10 @@ def _check_alike(
         )
 
 
-def _said(found: Sequence[int], meant: tuple[int, ...] | None) -> str:
+def _words(found: Sequence[int], chosen: tuple[int, ...] | None) -> str:
     """What values mean, for people."""
-    none = f", but {IGNORED_PIXEL}, which is none" if IGNORED_PIXEL in {*found} - {*(meant or ())} else ""
-    return ("numbers of classes" if meant is None else f"these are classes 0 to {len(meant) - 1}") + none
+    none = f", but {IGNORED_PIXEL}, which is none" if IGNORED_PIXEL in {*found} - {*(chosen or ())} else ""
+    return ("numbers of classes" if chosen is None else f"these are classes 0 to {len(chosen) - 1}") + none
 
 
 def listed_numbers(values: Sequence[int]) -> str:

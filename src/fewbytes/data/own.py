@@ -35,24 +35,24 @@ def own_data(name: str, client: int | None = None, classes: Sequence[str] | None
         text = f"data {name!r} cannot be imported: {one_line(error)}; is its folder on PYTHONPATH?"
         raise UserError(text) from error
     try:
-        made = function(client) if takes_argument(function) else function()
+        returned = function(client) if takes_argument(function) else function()
     except Exception as error:
         raise UserError(f"data {name!r} cannot be made: {one_line(error)}") from error
-    if isinstance(made, Dataset):
-        return made
-    if not (isinstance(made, tuple) and len(made) == 2):
+    if isinstance(returned, Dataset):
+        return returned
+    if not (isinstance(returned, tuple) and len(returned) == 2):
         raise UserError(
-            f"data {name!r} made a {type(made).__name__}: return a Dataset, or (training samples, test samples)"
+            f"data {name!r} made a {type(returned).__name__}: return a Dataset, or (training samples, test samples)"
         )
     try:
-        train, test = (Split.of(each) for each in made)
-        for split, who in ((train, "training samples"), (test, "test samples")):
-            check_finite(split, who)
+        train, test = (Split.of(each) for each in returned)
+        for split, whose in ((train, "training samples"), (test, "test samples")):
+            check_finite(split, whose)
     except UserError as error:
         raise UserError(f"data {name!r}: {error}") from None
     if not len(train):
         raise UserError(f"data {name!r} made no training sample: return one at least")
-    called = getattr(made[0], "classes", None)
+    called = getattr(returned[0], "classes", None)
     groups = None if train.learns == "classes" else ("samples",)
     return Dataset(name, train, test, _classes(name, [train, test], called or classes), groups)
 

@@ -46,15 +46,15 @@ def dirichlet(labels: Indices, clients: int, alpha: float, rng: RandomState, min
 
 def _split_classes(labels: Indices, clients: int, alpha: float, rng: RandomState) -> list[list[Indices]]:
     """One draw: per client its piece of every class; empty if alpha is so small that shares vanished numerically."""
-    held = np.zeros(clients, dtype=np.int64)
+    counts = np.zeros(clients, dtype=np.int64)
     pieces = []
     for members in _by_class(labels):
         rng.shuffle(members)
-        share = rng.dirichlet(np.full(clients, alpha)) * (held < len(labels) / clients)
+        share = rng.dirichlet(np.full(clients, alpha)) * (counts < len(labels) / clients)
         if not share.sum() > 0:
             return []
         pieces.append(_cut(members, share / share.sum()))
-        held += [len(piece) for piece in pieces[-1]]
+        counts += [len(piece) for piece in pieces[-1]]
     return [list(part) for part in zip(*pieces, strict=True)]
 
 
@@ -168,7 +168,7 @@ def main_category(labels: Indices, clients: int, share: float, rng: RandomState)
         wanted = np.cumsum([0, *left[block]]) * (share * sizes[i] / left[block].sum())
         for c, number in zip(block, np.diff(np.rint(wanted).astype(int)), strict=True):
             take(i, c, min(number, left[c] // owners[c]))
-    met, lacking = 1 - room / sizes, np.array([len(pools) - len(block) for block in blocks])
+    reached, lacking = 1 - room / sizes, np.array([len(pools) - len(block) for block in blocks])
     for c in range(len(pools)):
         mine = [i for i, block in enumerate(blocks) if c in block]
         others = [i % clients for i in range(mine[-1] + 1, mine[-1] + 1 + clients) if i % clients not in mine]
@@ -181,11 +181,11 @@ def main_category(labels: Indices, clients: int, share: float, rng: RandomState)
     for i in range(clients):  # what found no room above
         for c in range(len(pools)):
             take(i, c, len(pools[c]))
-    if met.min() < share - 0.01:
+    if reached.min() < share - 0.01:
         log.warning(
             "main-category partition: main classes are %.0f to %.0f %% of clients' samples, not %.0f",
-            100 * met.min(),
-            100 * met.max(),
+            100 * reached.min(),
+            100 * reached.max(),
             100 * share,
         )
     return _shuffled(given, rng)
@@ -223,11 +223,11 @@ def match_test(
     released code: shuffled test indices of a class cut at floor(cumsum(share) * n_test).
     """
     classes = 1 + max(int(train_labels.max()), int(test_labels.max(initial=0)))
-    held = np.array([np.bincount(train_labels[part], minlength=classes) for part in parts])
+    counts = np.array([np.bincount(train_labels[part], minlength=classes) for part in parts])
     given: list[list[Indices]] = [[] for _ in parts]
     for members in _by_class(test_labels):
         rng.shuffle(members)
-        column = held[:, test_labels[members[0]]]
+        column = counts[:, test_labels[members[0]]]
         if column.sum():
             for part, piece in zip(given, _cut(members, column / column.sum()), strict=True):
                 part.append(piece)

@@ -27,12 +27,12 @@ def with_public(dataset: Dataset, public: str, seed: int, image_size: int | None
     """
     if not public.isdecimal():
         return dataset, reshaped(load_dataset(public, image_size).train, dataset.train.shape)
-    held = int(public)
-    if not 0 < held < len(dataset.train):
-        raise UserError(f"public is {held} samples of {len(dataset.train)}: give at least 1 and leave some to clients")
+    size = int(public)
+    if not 0 < size < len(dataset.train):
+        raise UserError(f"public is {size} samples of {len(dataset.train)}: give at least 1 and leave some to clients")
     order = stream(seed, "public").permutation(len(dataset.train))
-    left = dataset.train.take(np.sort(order[held:]))
-    return dataclasses.replace(dataset, train=left), dataset.train.take(order[:held])
+    left = dataset.train.take(np.sort(order[size:]))
+    return dataclasses.replace(dataset, train=left), dataset.train.take(order[:size])
 
 
 def reshaped(images: Split, shape: tuple[int, ...]) -> Split:
@@ -41,15 +41,15 @@ def reshaped(images: Split, shape: tuple[int, ...]) -> Split:
         return images
     if len(images.shape) != 3 or len(shape) != 3:
         raise UserError(f"public samples of shape {images.shape} cannot be made {shape}: both must be images")
-    made = torch.empty(len(images), *shape, dtype=torch.uint8)
+    converted = torch.empty(len(images), *shape, dtype=torch.uint8)
     for start in range(0, len(images), CHUNK):
         stop = min(start + CHUNK, len(images))
         x = images.take(range(start, stop)).load()[0]
         x = with_channels(x, shape[0])
         if x.shape[2:] != shape[1:]:
             x = F.interpolate(x, shape[1:], mode="bilinear", antialias=True)
-        made[start:stop] = (x * 255).round().clamp(0, 255).to(torch.uint8)
-    return Split(made, torch.zeros(len(images), dtype=torch.int64))
+        converted[start:stop] = (x * 255).round().clamp(0, 255).to(torch.uint8)
+    return Split(converted, torch.zeros(len(images), dtype=torch.int64))
 
 
 def with_channels(x: Tensor, channels: int) -> Tensor:

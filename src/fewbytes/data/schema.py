@@ -95,8 +95,8 @@ def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserE
     close = suggestion(name, there)
     if len(there) == 1 and any(mark in there[0] for mark in SEPARATORS):
         close, remedy = "", "give its column separator (--separator)"
-    elif alike := [each for each in there if each.strip().casefold() == name.strip().casefold()]:
-        close, remedy = "", f"rename its column {alike[0]!r}"
+    elif similar := [each for each in there if each.strip().casefold() == name.strip().casefold()]:
+        close, remedy = "", f"rename its column {similar[0]!r}"
     # columns of a table without a line of names are called as its first row has it
     shown = f"{where} has no column {name!r}{close}; it has {listed(there, COLUMNS)}: {remedy}"
     return UserError(shown, public=f"a table has no column {name!r}: use the column names of the server's table")

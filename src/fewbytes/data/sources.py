@@ -155,10 +155,10 @@ def _class_numbers(
     else:  # classes are those of the training samples, in order
         classes = tuple(sorted(set(found["train"][1])))
         number = {text: i for i, text in enumerate(classes)}
-    if strange := sorted(set(texts) - set(number)):
+    if unknown := sorted(set(texts) - set(number)):
         raise UserError(
-            f"{folder} has labels for testing that are not there for training: {listed(strange)}",
-            public=f"{len(strange)} labels of Parquet files are there for testing and not for training",
+            f"{folder} has labels for testing that are not there for training: {listed(unknown)}",
+            public=f"{len(unknown)} labels of Parquet files are there for testing and not for training",
         )
     return {
         split: np.array([number[text] for text in several], dtype=np.int64)[codes]

@@ -253,21 +253,21 @@ def ungrouped(split: Split) -> Split:
     return Split(split.x, torch.zeros_like(split.y), split.rows, split.transform, split.learnt)
 
 
-def check_finite(split: Split, who: str, targets: bool = True) -> None:
+def check_finite(split: Split, whose: str, targets: bool = True) -> None:
     """Raises UserError for numbers that are not finite in samples that lie in memory, or in their `targets`."""
     parts = split.x.tensors if isinstance(split.x, NamedTensors) else {"": split.x}
-    arrays = {f"{who}{f' ({k})' if k else ''}": x for k, x in parts.items() if not isinstance(x, Items)}
-    arrays |= {f"the targets of {who}": split.learnt.values} if targets and split.learnt is not None else {}
+    arrays = {f"{whose}{f' ({k})' if k else ''}": x for k, x in parts.items() if not isinstance(x, Items)}
+    arrays |= {f"the targets of {whose}": split.learnt.values} if targets and split.learnt is not None else {}
     for name, values in arrays.items():
         if "float" not in str(values.dtype) or _on_disk(values):
             continue
-        held = values if split.rows is None else values[split.rows]
-        if not len(held) or (math.isfinite(float(held.min())) and math.isfinite(float(held.max()))):  # both are NaN
+        used = values if split.rows is None else values[split.rows]
+        if not len(used) or (math.isfinite(float(used.min())) and math.isfinite(float(used.max()))):  # both are NaN
             continue
-        strange = ~np.isfinite(np.asarray(held)).reshape(len(held), -1).all(axis=1)
+        wrong = ~np.isfinite(np.asarray(used)).reshape(len(used), -1).all(axis=1)
         raise UserError(
-            f"{name}: {int(strange.sum())} of {len(held)} hold numbers that are not finite (NaN or infinite), the "
-            f"first is sample {int(strange.argmax())}: correct them, or leave those samples out"
+            f"{name}: {int(wrong.sum())} of {len(used)} hold numbers that are not finite (NaN or infinite), the "
+            f"first is sample {int(wrong.argmax())}: correct them, or leave those samples out"
         )
 
 
@@ -290,8 +290,8 @@ def widest(splits: Sequence[Split]) -> int:
         return 0
     if values[0].is_floating_point():
         return max(v.shape[1] if v.dim() > 1 else 1 for v in values)
-    meant = [v[(v >= 0) & (v != IGNORED_PIXEL)] for v in values]
-    return max((int(v.max()) for v in meant if len(v)), default=-1) + 1
+    valid = [v[(v >= 0) & (v != IGNORED_PIXEL)] for v in values]
+    return max((int(v.max()) for v in valid if len(v)), default=-1) + 1
 
 
 def transform_name(transform: Transform) -> str:

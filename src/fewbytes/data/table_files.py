@@ -75,13 +75,13 @@ def read_columns(path: Path, schema: Schema) -> Table:
     """The columns of a file; one that ends in .json is lines of JSON, too. Raises UserError for what is no table."""
     suffix = table_suffix(path)
     try:
-        data, said, decimals = READERS.get(suffix, columnar.read_json)(path, schema)
+        data, notes, decimals = READERS.get(suffix, columnar.read_json)(path, schema)
     except (pa.ArrowException, OSError) as error:
         kind = suffix.removeprefix(".")
         why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
         what = f"cannot be read as {kind}{why}"
         raise refused(str(path), what, "write it again") from None
-    return Table(str(path), data, schema, said, decimals)
+    return Table(str(path), data, schema, notes, decimals)
 
 
 def check_kind(name: str) -> None:

@@ -95,7 +95,7 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
     classes = schema.target
     if schema.learns == "classes":
         classes = tuple(_in_order(text for each in tables for text in each.categories(schema.target[0])[1]))
-    kept, gone = zip(*(_kept(each, schema) for each in tables), strict=True)
+    kept, counts = zip(*(_kept(each, schema) for each in tables), strict=True)
     for each, rows in zip(tables, kept, strict=True):
         if not rows.any():
             what = "has no row without a missing value"
@@ -115,7 +115,7 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
         for each, rows, (labels, values) in zip(tables, kept, targets, strict=True)
     ]
     notes = [
-        _note(name, each, schema, rows, count, notes) for each, rows, count in zip(tables, kept, gone, strict=True)
+        _note(name, each, schema, rows, count, notes) for each, rows, count in zip(tables, kept, counts, strict=True)
     ]
     if len(splits) == 2:
         mine, own = splits
@@ -140,10 +140,10 @@ def _check_apart(tables: Sequence[Table], schema: Schema, kept: Sequence[NDArray
     """Raises UserError for values of the group's column that are in training and in test."""
     train, test = (set(_grouped(each, schema, rows)) for each, rows in zip(tables, kept, strict=True))
     if both := train & test:
-        alike = f"the same values of {schema.group!r}"
+        same = f"the same values of {schema.group!r}"
         raise UserError(
-            f"{tables[1].where} and {tables[0].where} have {alike} ({listed(sorted(both), COLUMNS)}): keep each in one",
-            public=f"training and test have {alike} ({len(both)} of them): keep each in one",
+            f"{tables[1].where} and {tables[0].where} have {same} ({listed(sorted(both), COLUMNS)}): keep each in one",
+            public=f"training and test have {same} ({len(both)} of them): keep each in one",
         )
 
 
@@ -296,7 +296,7 @@ def _groups(schema: Schema) -> tuple[str, ...] | None:
 
 
 def _note(
-    name: str, table: Table, schema: Schema, kept: NDArray[np.bool_], gone: dict[str, int], more: Sequence[str]
+    name: str, table: Table, schema: Schema, kept: NDArray[np.bool_], counts: dict[str, int], more: Sequence[str]
 ) -> str:
     """A line about a table of the dataset `name`: columns, rows, and the numbers of missing values."""
     used = [name for name in schema.numbers if name not in schema.target]
@@ -310,14 +310,14 @@ def _note(
     taken = {"half": "half of it", "value": "the limit", "missing": "missing"}.get(schema.limits)
     parts += [f"{count} limits taken as {taken} in {name!r}" for name, count in table.limits.items()]
     parts += [f"days since 1970 of {listed([*map(repr, schema.dates)], COLUMNS)}"] if schema.dates else []
-    parts += [said for name, texts in schema.categories.items() if (said := _said_of_categories(table, name, texts))]
-    if gone:
+    parts += [note for name, texts in schema.categories.items() if (note := _category_note(table, name, texts))]
+    if counts:
         how = (
             f"{int((~kept).sum()):,} rows left out" if schema.missing == "drop" else "the column's mean, or no category"
         )
-        most = sorted(gone.items(), key=lambda item: -item[1])
+        most = sorted(counts.items(), key=lambda item: -item[1])
         where = listed([f"{count:,} in {column!r}" for column, count in most], COLUMNS)
-        parts.append(f"{sum(gone.values()):,} values missing ({how}): {where}")
+        parts.append(f"{sum(counts.values()):,} values missing ({how}): {where}")
     else:
         parts.append("no value missing")
     file = Path(table.where).name
@@ -325,7 +325,7 @@ def _note(
     return f"{where}{'; '.join(parts)}; learnt: {listed(schema.target, COLUMNS)} ({schema.learns})"
 
 
-def _said_of_categories(table: Table, name: str, texts: Sequence[str]) -> str:
+def _category_note(table: Table, name: str, texts: Sequence[str]) -> str:
     """What to say of a column of categories: that they are many, or that some of them look like numbers."""
     numbers = sum(map(is_number, texts))
     seem = table.texts(name).seem if table.stored(name) in ("texts", "categories") else ""
@@ -394,8 +394,8 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
         if (moved == -2).any():
             lacks = f"is a category that the server's table lacks (it has {listed(known)})"
             remedy = "correct it, or add a row with it to the server's table"
-            told = f"a value that is no category of the server's table: {remedy}"
-            raise table.wrong(name, moved == -2, lacks, remedy, told)
+            public = f"a value that is no category of the server's table: {remedy}"
+            raise table.wrong(name, moved == -2, lacks, remedy, public)
         moved = moved[kept]
         rows = np.flatnonzero(moved >= 0)
         x[rows, moved[rows]] = 1
@@ -406,19 +406,19 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
 def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], dict[str, int]]:
     """(which rows are used, by column how many values are missing). Raises UserError for a missing value where none may
     be."""
-    kept, gone = np.ones(len(table), dtype=bool), dict[str, int]()
+    kept, counts = np.ones(len(table), dtype=bool), dict[str, int]()
     for name in dict.fromkeys((*schema.numbers, *schema.categories, *schema.target)):
         missing = table.missing(name)
         if not missing.any():
             continue
-        gone[name] = int(missing.sum())
+        counts[name] = int(missing.sum())
         if schema.missing == "drop":
             kept &= ~missing
         elif schema.missing == "refuse" or name in schema.target:
             also = ", or --missing mean" if name not in schema.target else ""
             remedy = f"fill it in, or {run_with('--missing drop')}{also}"
             raise table.lacking(name, missing, remedy)
-    return kept, gone
+    return kept, counts
 
 
 def _in_order(values: Iterable[str]) -> list[str]:

@@ -100,19 +100,19 @@ def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, on
     there is nothing to learn.
     """
     groups = sorted({group for group, _ in documents})
-    made: list[tuple[NDArray[np.int64], NDArray[np.int64], int, int]] = []  # samples, targets, group, for training
+    blocks: list[tuple[NDArray[np.int64], NDArray[np.int64], int, int]] = []  # samples, targets, group, for training
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for number, group in enumerate(groups):
         texts = [text for of, text in documents if of == group]
         pieces = tokenizer(texts, add_special_tokens=False)["input_ids"]
         x, y = _blocks([token for piece in pieces for token in (*piece, *end)], length, padding_token(tokenizer))
         tested = len(x) if only_test else 0 if len(x) < 2 else max(1, round(len(x) / TEST_SHARE))
-        made.append((x, y, number, len(x) - tested))
-    x, y = (np.concatenate([each[part] for each in made]) for part in (0, 1))
+        blocks.append((x, y, number, len(x) - tested))
+    x, y = (np.concatenate([each[part] for each in blocks]) for part in (0, 1))
     if not len(x):
         raise UserError(f"{name} has no text of two tokens")
-    labels = torch.tensor([number for each in made for number in [each[2]] * len(each[0])])
-    trains = np.array([row < each[3] for each in made for row in range(len(each[0]))])
+    labels = torch.tensor([number for each in blocks for number in [each[2]] * len(each[0])])
+    trains = np.array([row < each[3] for each in blocks for row in range(len(each[0]))])
     whole = Split(x, labels, learnt=Targets("tokens", torch.from_numpy(y)))
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     train, test = whole.take(np.flatnonzero(trains)), whole.take(np.flatnonzero(~trains))
@@ -122,10 +122,10 @@ def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, on
 def token_ids(texts: Sequence[str], tokenizer: Any, length: int) -> NamedTensors:
     """Texts as `input_ids` and `attention_mask`, int64 (n, length): cut off at `length` tokens, shorter ones filled
     up, where the mask is 0."""
-    made = tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]
-    ids = torch.full((len(made), length), padding_token(tokenizer))
+    ids_of_texts = tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]
+    ids = torch.full((len(ids_of_texts), length), padding_token(tokenizer))
     mask = torch.zeros_like(ids)
-    for row, tokens in enumerate(made):
+    for row, tokens in enumerate(ids_of_texts):
         ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64), 1
     return NamedTensors({"input_ids": ids, "attention_mask": mask})
 
@@ -168,21 +168,21 @@ def _texts(path: Path, column: str, label: str | None, name: str, how: Schema) -
     for wanted, option in ((column, "--text"), *([(label, "--target")] if label else [])):
         if wanted not in table.names:
             raise no_column(str(path), wanted, [*table.names], f"name one that is there ({option})")
-    held = table.column(column)
-    if not (pa.types.is_string(held.type) or pa.types.is_large_string(held.type)):
-        what = f"the column {column} holds {held.type}, not text"
+    cells = table.column(column)
+    if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
+        what = f"the column {column} holds {cells.type}, not text"
         raise refused(f"{path}:", what, "name another (--text)", f"has no text in its column {column}")
-    texts = held.to_pylist()
+    texts = cells.to_pylist()
     groups = table.column(label).to_pylist() if label else [name] * len(texts)
     marks = {"", *how.missing_marks}
-    gone = {column: [text is None or not text.strip() for text in texts]}
+    empty = {column: [text is None or not text.strip() for text in texts]}
     if label:
-        gone[label] = [group is None or str(group).strip() in marks for group in groups]
-    for wanted, rows in gone.items():
+        empty[label] = [group is None or str(group).strip() in marks for group in groups]
+    for wanted, rows in empty.items():
         if any(rows) and how.missing != "drop":
             what = f"has {sum(rows)} rows without a {wanted}"
             raise refused(str(path), what, f"fill them in, or {run_with('--missing drop')}")
-    without = [any(row) for row in zip(*gone.values(), strict=True)]
+    without = [any(row) for row in zip(*empty.values(), strict=True)]
     names = _class_names(table.data, label)
     kept = [(_label(group, names), text) for group, text, no in zip(groups, texts, without, strict=True) if not no]
     where = f"{path.name}: " if path.stem != name else ""  # notes stand after the data set's name

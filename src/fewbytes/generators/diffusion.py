@@ -62,7 +62,7 @@ def _load(folder: Path) -> Any:
     scheduler = _scheduler_of(folder)
     for part in ("unet", "vae", "text_encoder"):
         if not any((folder / part).glob("*.safetensors")):
-            raise UserError(f"{folder / part} holds no .safetensors file; {_mend(folder / part)}")
+            raise UserError(f"{folder / part} holds no .safetensors file; {_remedy(folder / part)}")
     try:
         import diffusers
         import transformers
@@ -121,7 +121,7 @@ def _filled(cls: Any, folder: Path, **options: Any) -> Any:
     return model.float()
 
 
-def _mend(folder: Path) -> str:
+def _remedy(folder: Path) -> str:
     if any(folder.glob("*.bin")):
         return (
             "its .bin files are pickles, which are never opened: save the pipeline again with safe_serialization=True"

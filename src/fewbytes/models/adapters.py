@@ -36,18 +36,18 @@ class Adapters:
             if name
             and not any(module is each for each in last)
             and (
-                _meant(name, self.lora.targets)
+                _is_target(name, self.lora.targets)
                 if self.lora.targets
-                else _takes(module) and not _in_attention(model, name)
+                else _is_adaptable(module) and not _in_attention(model, name)
             )
         ]
         if not names:
-            said = (
+            wanted = (
                 f"module called {' or '.join(self.lora.targets)}"
                 if self.lora.targets
                 else "Linear or convolution but the last"
             )
-            raise UserError(f"a {type(model).__name__} has no {said}: lora has nothing to adapt")
+            raise UserError(f"a {type(model).__name__} has no {wanted}: lora has nothing to adapt")
         exactly = "|".join(map(re.escape, names))
         config = LoraConfig(r=self.lora.rank, lora_alpha=self.lora.alpha, target_modules=exactly)
         model.requires_grad_(False)
@@ -61,11 +61,11 @@ class Adapters:
         return model
 
 
-def _meant(name: str, targets: Sequence[str]) -> bool:
+def _is_target(name: str, targets: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def _takes(module: nn.Module) -> bool:
+def _is_adaptable(module: nn.Module) -> bool:
     """Whether a module is adapted by default. transformers writes some Linears as `Conv1D`."""
     linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     return linear or (isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and module.groups == 1)
@@ -82,4 +82,4 @@ def _head(model: nn.Module) -> list[nn.Module]:
         return heads
     if isinstance(own := getattr(model, "classifier", None), nn.Module):
         return [own]
-    return [module for module in model.modules() if _takes(module)][-1:]
+    return [module for module in model.modules() if _is_adaptable(module)][-1:]

@@ -198,12 +198,12 @@ def _with_one_stem(names: list[str], shape: tuple[int, ...]) -> list[str]:
     """The names, 3x3 written into those of ResNets that name no stem, if any ResNet has that one."""
     if "3x3" not in [_stem(name, shape) for name in names]:
         return names
-    made = []
+    result = []
     for name in names:
         model, at, size = name.partition("@")
         shallow = _stem(name, shape) == "7x7" and "stem=" not in model
-        made.append(f"{model}{',' if ':' in model else ':'}stem=3x3{at}{size}" if shallow else name)
-    return made
+        result.append(f"{model}{',' if ':' in model else ':'}stem=3x3{at}{size}" if shallow else name)
+    return result
 
 
 MOST = {"hidden": 1 << 16, "layers": 1 << 8, "width": 1 << 10}

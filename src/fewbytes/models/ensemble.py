@@ -22,8 +22,8 @@ class LogitMean(nn.Module):
 
     def each(self, *x: Tensor, **tensors: Tensor) -> Tensor:
         """Every member's logits, (members, n, classes)."""
-        made = [member(*x, **tensors) for member in self.members]
-        return torch.stack([getattr(outputs, "logits", outputs) for outputs in made])
+        outputs = [member(*x, **tensors) for member in self.members]
+        return torch.stack([getattr(each, "logits", each) for each in outputs])
 
     def forward(self, *x: Tensor, **tensors: Tensor) -> Tensor:
         """Samples (n, …), or those of several tensors by name, to logits (n, classes)."""

@@ -46,8 +46,8 @@ class _Outputs(nn.Module):
     def forward(self, *x: Tensor) -> Tensor:
         """Samples, of one tensor (n, …) or of several, to outputs (n, …)."""
         outputs = self.model(**dict(zip(self.names, x, strict=True))) if self.names else self.model(*x)
-        made: Tensor = getattr(outputs, "logits", outputs)
-        return made
+        logits: Tensor = getattr(outputs, "logits", outputs)
+        return logits
 
 
 def export_model(
@@ -89,17 +89,17 @@ def export_model(
     tokenizer = _tokenizer(run, about)
     model = _Outputs(with_plain_kernels(model), about.get("tensors", ())).eval()
     folder = Path(out) if out is not None else run / "export" / ("" if client is None else f"client-{client}")
-    said = _described(run, client, about, formats)
+    description = _described(run, client, about, formats)
     folder.mkdir(parents=True, exist_ok=True)
     written = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
     try:
         if tokenizer is not None:
             tokenizer.save_pretrained(written, save_jinja_files=False)
             beside = sorted(path.name for path in written.iterdir())
-            said["text"] = _text(tokenizer, beside, about["sample_shape"][0], about["learns"])
+            description["text"] = _text(tokenizer, beside, about["sample_shape"][0], about["learns"])
         _write_model(model, _samples(about), formats, written)
-        (written / "model.json").write_text(json.dumps(said, indent=2) + "\n")
-        (written / "README.md").write_text(readme(said), "utf-8")
+        (written / "model.json").write_text(json.dumps(description, indent=2) + "\n")
+        (written / "README.md").write_text(readme(description), "utf-8")
         names = sorted(path.name for path in written.iterdir())
         for name in names:
             os.replace(written / name, folder / name)
@@ -162,11 +162,11 @@ def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Forma
                 torch.export.save(program, folder / FILES["torch"])
             if "onnx" in formats:
                 step = "ONNX"
-                made = torch.onnx.export(
+                exported = torch.onnx.export(
                     program, input_names=list(x), output_names=["outputs"], dynamo=True, verbose=False
                 )
                 size = sum(value.nbytes for value in model.state_dict().values())
-                made.save(folder / FILES["onnx"], external_data=size > ONE_FILE)  # type: ignore[union-attr]
+                exported.save(folder / FILES["onnx"], external_data=size > ONE_FILE)  # type: ignore[union-attr]
     except OSError:
         raise
     except Exception as error:  # users' own models may do what cannot be exported

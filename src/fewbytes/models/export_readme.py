@@ -10,7 +10,7 @@ from typing import Any
 
 from fewbytes.base.errors import cleaned
 
-Said = dict[str, Any]  # what model.json says
+About = dict[str, Any]  # what model.json says
 
 LOADED = {
     "torch": 'torch.export.load("model.pt2").module()',
@@ -96,23 +96,23 @@ print(answer("a text of yours"))
 """)
 
 
-def readme(said: Said) -> str:
+def readme(about: About) -> str:
     """The text of README.md."""
-    method = "a run" if said["method"] is None else _words(said["method"])
-    parts = [f"# {said['model']} model of {method}", f"{_taken(said)} {_given(said)}"]
-    if said["normalise"]:
+    method = "a run" if about["method"] is None else _words(about["method"])
+    parts = [f"# {about['model']} model of {method}", f"{_taken(about)} {_given(about)}"]
+    if about["normalise"]:
         parts.append("It normalises x itself: give x as it is.")
-    if "model.pt2" in said["files"]:
-        parts.append(f"With PyTorch {said['torch']} or newer:\n\n{_snippet(said, 'torch')}")
-    if "model.onnx" in said["files"]:
-        parts.append(f"With onnxruntime:\n\n{_snippet(said, 'onnxruntime')}")
-    if "model.safetensors" in said["files"]:
-        of = f" ({_words(said['architecture'])})" if said["architecture"] else ""
+    if "model.pt2" in about["files"]:
+        parts.append(f"With PyTorch {about['torch']} or newer:\n\n{_snippet(about, 'torch')}")
+    if "model.onnx" in about["files"]:
+        parts.append(f"With onnxruntime:\n\n{_snippet(about, 'onnxruntime')}")
+    if "model.safetensors" in about["files"]:
+        of = f" ({_words(about['architecture'])})" if about["architecture"] else ""
         parts.append(
             f"model.safetensors holds the weights by name, for a module of your own{of}:\n\n"
             '```python\nmodule.load_state_dict(safetensors.torch.load_file("model.safetensors"))\n```'
         )
-        if said["normalise"]:
+        if about["normalise"]:
             parts.append("That module gets (x - mean) / std, for every channel, of `normalise` in model.json.")
     return "\n\n".join(parts) + "\n"
 
@@ -122,9 +122,9 @@ def _words(text: str) -> str:
     return re.sub(r"[\\`\[\]]", r"\\\g<0>", escape(cleaned(str(text)), quote=False))
 
 
-def _taken(said: Said) -> str:
+def _taken(about: About) -> str:
     """What the model takes, in words."""
-    taken, table, text = said["input"], said["table"], said["text"]
+    taken, table, text = about["input"], about["table"], about["text"]
     shape = taken["shape"]
     if taken["tensors"]:
         each = [f"{_words(name)} {of['dtype']} ({_listed(of['shape'])})" for name, of in taken["tensors"].items()]
@@ -144,7 +144,7 @@ def _taken(said: Said) -> str:
             f"missing value is {table['missing']['becomes']}; an unknown category is {table['unknown_category']}"
         )
     if text:
-        cut = "cut off there" if said["learns"] == "classes" else "the last ones of a text"
+        cut = "cut off there" if about["learns"] == "classes" else "the last ones of a text"
         words += (
             f": {text['length']} tokens by the tokenizer beside it, {cut}, fewer filled up on the right with token "
             f"{text['padding']['token']}" + (", where attention_mask is 0" if taken["tensors"] else "")
@@ -152,16 +152,16 @@ def _taken(said: Said) -> str:
     return f"{words}."
 
 
-def _given(said: Said) -> str:
+def _given(about: About) -> str:
     """What the model gives, in words."""
     scaled = "in standard deviations from the mean, `target` in model.json, as its scores are"
     given = {
         "classes": "logits, one for each of `classes` in model.json",
         "labels": "logits, one for each of the labels, `classes` in model.json: the sigmoid is a probability",
-        "numbers": f"numbers (n, {len(said['classes'])}), {scaled}" if said["table"] else "its outputs",
+        "numbers": f"numbers (n, {len(about['classes'])}), {scaled}" if about["table"] else "its outputs",
         "masks": "logits (n, classes, height, width)",
         "tokens": "logits (n, length, tokens)",
-    }.get(said["learns"], "its outputs")
+    }.get(about["learns"], "its outputs")
     return f"It gives {given}."
 
 
@@ -169,22 +169,22 @@ def _listed(shape: list[Any]) -> str:
     return ", ".join(map(str, shape))
 
 
-def _snippet(said: Said, library: str) -> str:
+def _snippet(about: About, library: str) -> str:
     """Python that runs the model: from a row, a text or an image to an answer, else on samples of zeros."""
     words = {"library": library, "loaded": LOADED[library]}
-    if said["table"]:
+    if about["table"]:
         x = _outputs(library, {"x": 'numpy.array([x], "float32")'})
-        how = {"missing": MISSING[said["table"]["missing"]["rule"]], "answer": ANSWERS[said["learns"]]}
+        how = {"missing": MISSING[about["table"]["missing"]["rule"]], "answer": ANSWERS[about["learns"]]}
         lines = ROWS.substitute(words, outputs=x, **how)
-    elif said["text"]:
-        words |= {"length": said["text"]["length"], "filler": said["text"]["padding"]["token"]}
-        if said["learns"] == "classes":
+    elif about["text"]:
+        words |= {"length": about["text"]["length"], "filler": about["text"]["padding"]["token"]}
+        if about["learns"] == "classes":
             x = _outputs(library, {"input_ids": "ids", "attention_mask": "mask"})
             lines = TEXTS.substitute(words, outputs=x)
         else:
             lines = CONTINUED.substitute(words, outputs=_outputs(library, {"x": "x"}))
     else:
-        lines = "\n".join(_of_samples(said, library)) + "\n"
+        lines = "\n".join(_of_samples(about, library)) + "\n"
     return f"```python\n{lines}```"
 
 
@@ -196,17 +196,17 @@ def _outputs(library: str, tensors: dict[str, str]) -> str:
     return f"model.run(None, {{{given}}})[0]"
 
 
-def _of_samples(said: Said, library: str) -> list[str]:
+def _of_samples(about: About, library: str) -> list[str]:
     """Six lines that run the model on an image, or a few on samples of zeros."""
-    taken = said["input"]
-    labelled = said["learns"] == "classes" and said["classes"]
+    taken = about["input"]
+    labelled = about["learns"] == "classes" and about["classes"]
     imports = ["json"] if labelled else []
     arrays = {"x": "x"}
     if taken["pixels_divided_by"] and len(taken["shape"]) == 4:
         _, channels, height, width = taken["shape"]
         grey = channels == 1
         axes = "[None, None]" if grey else ".transpose(2, 0, 1)[None]"
-        made = [
+        lines = [
             f'image = PIL.ImageOps.exif_transpose(PIL.Image.open("image.png")).convert("{"L" if grey else "RGB"}")',
             f"image = PIL.ImageOps.fit(image, {(width, height)}, PIL.Image.Resampling.BILINEAR)",
             f'x = numpy.array(image, "float32"){axes} / 255',
@@ -215,11 +215,11 @@ def _of_samples(said: Said, library: str) -> list[str]:
     else:
         tensors = taken["tensors"] or {"x": taken}
         arrays = {name: name if name.isidentifier() else f"x{i}" for i, name in enumerate(tensors)}
-        made = [
+        lines = [
             f'{array} = numpy.zeros({(1, *of["shape"][1:])}, "{of["dtype"]}")  # in place of samples of yours'
             for array, of in zip(arrays.values(), tensors.values(), strict=True)
         ]
         imports += ["numpy", library]
     outputs = _outputs(library, arrays)
     shown = f'json.load(open("model.json"))["classes"][int({outputs}[0].argmax())]' if labelled else outputs
-    return [f"import {', '.join(imports)}", f"model = {LOADED[library]}", *made, f"print({shown})"]
+    return [f"import {', '.join(imports)}", f"model = {LOADED[library]}", *lines, f"print({shown})"]

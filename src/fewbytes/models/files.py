@@ -103,7 +103,7 @@ class About(TypedDict, total=False):
 
 
 TIMES = 4  # the values of a file that its model may have
-_NONE_OF_THEIR_OWN = "its clients keep none of their own, leave out --client"
+_NO_OWN_MODELS = "its clients keep none of their own, leave out --client"
 
 
 def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
@@ -179,13 +179,13 @@ def read_model(
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        told, brace, rest = metadata.get("fewbytes", "{}").partition("{")  # files of older versions have no digest
+        digest, brace, rest = metadata.get("fewbytes", "{}").partition("{")  # files of older versions have no digest
         words = brace + rest
         about = json.loads(words)
         msgspec.convert(about, About)
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise UserError(f"the model {path} cannot be read: {one_line(error)}") from None
-    if metadata.keys() - {"fewbytes"} or (told and told != _digest(words, state)):
+    if metadata.keys() - {"fewbytes"} or (digest and digest != _digest(words, state)):
         raise UserError(f"the model {path} is damaged: it is not what was written; take a copy of it, or run anew")
     if build is None and "model" not in about:
         raise UserError(f"{path} is of a module of your own: in Python, pass build=, the function that makes it")
@@ -193,7 +193,7 @@ def read_model(
         recipe = about.get("recipe", {})
         members = recipe["clients"] if recipe.get("kind") == "ensemble" else []
         if client not in members:
-            hint = f"its members are of clients {', '.join(map(str, members))}" if members else _NONE_OF_THEIR_OWN
+            hint = f"its members are of clients {', '.join(map(str, members))}" if members else _NO_OWN_MODELS
             raise UserError(f"{run} has no model client-{client}.safetensors; it has {path.name}: {hint}")
     try:
         with only_allowed():
@@ -233,9 +233,9 @@ def _check_size(make: Callable[[int], nn.Module], state: State) -> None:
             values = sum(value.numel() for value in all_entries(make(0)).values())
     except Exception:  # what cannot be made without memory, such as kernels that are drawn
         return
-    held = sum(value.numel() for value in state.values())
-    if values > TIMES * held:
-        raise MethodError(f"its model has {values:,} values, and the file {held:,}")
+    stored = sum(value.numel() for value in state.values())
+    if values > TIMES * stored:
+        raise MethodError(f"its model has {values:,} values, and the file {stored:,}")
 
 
 def _place(run: Path, client: int | None) -> Path:

@@ -37,8 +37,8 @@ class Gather(nn.Module):
         image = len(self.takes) == 3
         sizes = [tuple(u.shape[1:]) for u in features]
         free = 0 if self.kind == "average" else len(sizes[0]) if image else 1  # how many last dimensions may differ
-        alike = {(len(size), size[: len(size) - free]) for size in sizes}
-        if len(alike) > 1 or (image and features[0].dim() != 4):
+        fixed = {(len(size), size[: len(size) - free]) for size in sizes}
+        if len(fixed) > 1 or (image and features[0].dim() != 4):
             raise UserError(f"adaptor={self.kind} cannot join features of shapes {sizes}: cut the models elsewhere")
         if self.kind == "average":
             return sum(features[1:], features[0]) / len(features)

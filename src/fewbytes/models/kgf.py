@@ -163,9 +163,9 @@ def with_generated_kernels(model: nn.Module, how: Kernels) -> nn.Module:
     kept, learnt = not_generated(model, how.base), dict[Tensor, Tensor]()
     for layer, (name, module) in enumerate(convolutions):
         if name not in kept:
-            made = GeneratedConv2d(module, layer, how)
-            made.weight = learnt.setdefault(module.weight, made.weight)  # layers that share kernels go on to
-            model.set_submodule(name, made)
+            conv = GeneratedConv2d(module, layer, how)
+            conv.weight = learnt.setdefault(module.weight, conv.weight)  # layers that share kernels go on to
+            model.set_submodule(name, conv)
     if not learnt:
         why = "; ".join(f"{name or 'itself'} ({reason})" for name, reason in [*kept.items()][:3])
         raise UserError(
@@ -195,10 +195,10 @@ def with_plain_kernels(model: nn.Module) -> nn.Module:
     for name, module in list(model.named_modules()):
         if isinstance(module, GeneratedConv2d):
             sizes: Any = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation")}
-            made = nn.Conv2d(module.in_channels, module.out_channels, **sizes, bias=False)
+            conv = nn.Conv2d(module.in_channels, module.out_channels, **sizes, bias=False)
             bank = kernel_bank(module.weight.detach(), module.alpha, module.beta, module.sign)  # type: ignore[arg-type]
-            made.weight, made.bias = nn.Parameter(bank.contiguous()), module.bias
-            model.set_submodule(name, made)
+            conv.weight, conv.bias = nn.Parameter(bank.contiguous()), module.bias
+            model.set_submodule(name, conv)
     return model
 
 

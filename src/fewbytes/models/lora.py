@@ -23,8 +23,8 @@ class Lora:
     def read(cls, text: str) -> Self:
         """From `rank=8,alpha=16,targets=q_proj+v_proj`. Raises UserError."""
         given = dict(part.strip().partition("=")[::2] for part in text.split(","))
-        if strange := given.keys() - {"rank", "alpha", "targets"}:
-            raise UserError(f"lora has no {sorted(strange)[0]!r}: it is like {LIKE}")
+        if unknown := given.keys() - {"rank", "alpha", "targets"}:
+            raise UserError(f"lora has no {sorted(unknown)[0]!r}: it is like {LIKE}")
         rank, alpha = given.get("rank", ""), given.get("alpha", given.get("rank", ""))
         if not all(number.isdecimal() and int(number) > 0 for number in (rank, alpha)):
             raise UserError(f"lora has positive whole numbers for rank and alpha, like {LIKE}, not {text!r}")

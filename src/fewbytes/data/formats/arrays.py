@@ -189,7 +189,7 @@ def _hdf5(place: Path) -> Iterator[Arrays]:
     with h5py.File(place, "r") as file:
         found: list[tuple[str, Any]] = []
         file.visititems(lambda name, each: found.append((name, each)))  # which follows no links to other files
-        held = {name: each for name, each in found if isinstance(each, h5py.Dataset)}
-        held = {name: each for name, each in held.items() if not each.is_virtual and not each.external}
-        check_unfolded(place, sum(each.nbytes for each in held.values()))
-        yield {name: lambda each=each: np.asarray(each[()]) for name, each in held.items()}  # type: ignore[misc]
+        datasets = {name: each for name, each in found if isinstance(each, h5py.Dataset)}
+        datasets = {name: each for name, each in datasets.items() if not each.is_virtual and not each.external}
+        check_unfolded(place, sum(each.nbytes for each in datasets.values()))
+        yield {name: lambda each=each: np.asarray(each[()]) for name, each in datasets.items()}  # type: ignore[misc]

@@ -46,17 +46,17 @@ def read(path: Path, schema: Schema, usual: str = "") -> tuple[pa.Table, tuple[s
         raise refused(str(path), "is empty", "give it a line of columns' names, and a row for each sample")
     encoding = schema.encoding or encoding_of(head)
     check_encoding(path, encoding)
-    said = [] if encoding in ("utf-8", "utf-8-sig") else [f"text in {encoding}"]
+    notes = [] if encoding in ("utf-8", "utf-8-sig") else [f"text in {encoding}"]
     table, options = _in_some_encoding(path, content, head, encoding, schema, usual)
     separator = options.separator
-    if options.encoding not in ("utf-8", "utf-8-sig") and not said:
-        said = [f"text in {options.encoding}, as it is none in UTF-8"]
-    said += [f"columns separated by {SHOWN.get(separator, repr(separator))}"] if separator != "," else []
+    if options.encoding not in ("utf-8", "utf-8-sig") and not notes:
+        notes = [f"text in {options.encoding}, as it is none in UTF-8"]
+    notes += [f"columns separated by {SHOWN.get(separator, repr(separator))}"] if separator != "," else []
     decimal = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     commas = bool(decimal) and _has_commas(table, schema)
     if again := decimal if commas else _too_long(table, schema):
         table = _read(path, content, _Options(options.encoding, separator, schema, options.skipped, again))
-    return table, tuple(said), ("point",) if decimal and not commas else ()
+    return table, tuple(notes), ("point",) if decimal and not commas else ()
 
 
 def check_encoding(path: Path, encoding: str) -> None:
@@ -85,10 +85,10 @@ def _in_some_encoding(
     tried = [encoding] if schema.encoding or encoding != "utf-8" else ["utf-8", "windows-1252", "latin-1"]
     for each in tried:
         text = head.decode(each, "replace")
-        said = FIRST_LINE.match(text)
+        declared = FIRST_LINE.match(text)
         usual = usual if usual in text.partition("\n")[0] else ""
-        found = schema.separator or (said[1] if said else "") or usual or _separator(text)
-        options = _Options(each, found, schema, 1 if said else 0)
+        found = schema.separator or (declared[1] if declared else "") or usual or _separator(text)
+        options = _Options(each, found, schema, 1 if declared else 0)
         with suppress(UnicodeDecodeError):
             try:
                 table = _read(path, content, options)

@@ -39,11 +39,11 @@ def scale_of(paths: Sequence[Path]) -> tuple[Scale | None, str]:
     if not heads:
         return None, ""
     scale = _common_scale(heads)
-    said = [f"DICOM: {WORDS[scale]}"]
-    said += [f"{len(series)} folders of slices are volumes"] if series else []
+    notes = [f"DICOM: {WORDS[scale]}"]
+    notes += [f"{len(series)} folders of slices are volumes"] if series else []
     turned = sum(head.PhotometricInterpretation == "MONOCHROME1" for head in heads)
-    said += [f"{turned} in which the lowest value is white turned about"] if turned else []
-    return scale, "; ".join(said)
+    notes += [f"{turned} in which the lowest value is white turned about"] if turned else []
+    return scale, "; ".join(notes)
 
 
 def _common_scale(heads: Sequence[Any]) -> Scale:

@@ -77,12 +77,12 @@ def classes_by_folders(lists: Mapping[str, LabelList]) -> bool:
     folders = _folders(first)
     if first.learnt and len({*folders}) < 2:
         return False
-    if all(map(_says_folders, lists.values())):
+    if all(map(_names_folders, lists.values())):
         return True
     raise _unclear(first, folders)
 
 
-def _says_folders(each: LabelList) -> bool:
+def _names_folders(each: LabelList) -> bool:
     """Whether a column says of each image the name of a folder that it lies in."""
     folders = _folders(each)
     for place in each.table.names.values():
@@ -162,7 +162,7 @@ def read_label_lists(
     files, labels, groups, notes = {}, {}, {}, list[str]()
     for split, each in lists.items():
         found = _all_found(each)
-        values, kept, said = meaning.values(each.table, uncertain)
+        values, kept, done = meaning.values(each.table, uncertain)
         if not kept.any():
             raise refused(str(each.path), "has no row with a label", "add some")
         published = _published(folder, found, kept) if len(lists) == 1 else {}
@@ -173,9 +173,9 @@ def read_label_lists(
         parts = [f"{each.path.name}: {count} images by column {each.naming!r}", *each.table.notes]
         if published:
             passed = int(kept.sum()) - count
-            said.append(f"{len(files['train'])} for training and {len(files['test'])} for testing by their folders")
-            said += [f"passed over: {passed} in other folders"] if passed else []
-        notes.append("; ".join([*parts, meaning.words(), *said]))
+            done.append(f"{len(files['train'])} for training and {len(files['test'])} for testing by their folders")
+            done += [f"passed over: {passed} in other folders"] if passed else []
+        notes.append("; ".join([*parts, meaning.words(), *done]))
     check_inside(folder, [path for paths in files.values() for path in paths])
     numbers = {split: np.arange(len(paths), dtype=np.int64) for split, paths in files.items()}
 
@@ -187,8 +187,8 @@ def read_label_lists(
     splits = {split: meaning.split(x, labels[split]) for split, (x, _) in pictures.arrays.items()}
     train, test = splits["train"], splits.get("test")
     if test is None:
-        train, test, said = _split_off(train, groups["train"], how)
-        notes += said
+        train, test, done = _split_off(train, groups["train"], how)
+        notes += done
     elif how.group and (both := {*groups["train"]} & {*groups["test"]}):
         raise UserError(
             f"{folder}: images for training and for testing have the same values of {how.group!r} "
@@ -217,8 +217,8 @@ class _Meaning:
         """Read off the training table. Raises UserError for what is no label."""
         table, columns = each.table, each.learnt
         if len(columns) > 1:
-            held = _held(table, columns)
-            one_hot = bool((np.isin(held, (0, 1)).all(axis=1) & (held.sum(axis=1) == 1)).all())
+            every = _all_marks(table, columns)
+            one_hot = bool((np.isin(every, (0, 1)).all(axis=1) & (every.sum(axis=1) == 1)).all())
             return cls(columns, "one-hot" if one_hot else "labels", columns)
         marks = _marks(table, columns[0])
         among = len(_marked(table, _others(table, each.naming, schema))) > 1
@@ -237,36 +237,37 @@ class _Meaning:
         words."""
         if self.kind == "column":
             return self._class_numbers(table)
-        held = _held(table, self.columns)
-        empty, doubt = np.isnan(held), held == UNCERTAIN
-        said = [f"{int(empty.sum())} empty labels taken as 0"] if empty.any() and self.among else []
+        marks = _all_marks(table, self.columns)
+        empty, doubt = np.isnan(marks), marks == UNCERTAIN
+        notes = [f"{int(empty.sum())} empty labels taken as 0"] if empty.any() and self.among else []
         if doubt.any() and uncertain == "refuse":
             remedy = "say what it stands for (--uncertain zero, one or drop)"
             what = f"has {int(doubt.any(axis=1).sum())} rows with an uncertain label (-1)"
-            told = "has labels that are uncertain (-1): have the server run with --uncertain zero, one or drop"
-            raise refused(table.where, what, remedy, told)
+            public = "has labels that are uncertain (-1): have the server run with --uncertain zero, one or drop"
+            raise refused(table.where, what, remedy, public)
         kept = np.ones(len(table), dtype=bool)
         if doubt.any():
-            said.append(f"{int(doubt.sum())} uncertain labels taken as {uncertain}")
+            notes.append(f"{int(doubt.sum())} uncertain labels taken as {uncertain}")
             kept = ~doubt.any(axis=1) if uncertain == "drop" else kept
         if empty.any() and not self.among:
-            said.append(_gone(empty[:, 0]))
+            notes.append(_left_out(empty[:, 0]))
             kept &= ~empty[:, 0]
-        held = np.where(doubt, float(uncertain == "one"), np.nan_to_num(held))
-        if self.kind == "one-hot" and (held.sum(axis=1) != 1).any():
-            what = f"has {int((held.sum(axis=1) != 1).sum())} rows without a single 1 in the columns of classes"
+        marks = np.where(doubt, float(uncertain == "one"), np.nan_to_num(marks))
+        if self.kind == "one-hot" and (marks.sum(axis=1) != 1).any():
+            what = f"has {int((marks.sum(axis=1) != 1).sum())} rows without a single 1 in the columns of classes"
             raise refused(table.where, what, "give each row one class", "has rows of no class, or of several")
-        value = {"one-hot": held.argmax(axis=1), "mark": held[:, 0], "labels": held}[self.kind]
-        return value, kept, said
+        value = {"one-hot": marks.argmax(axis=1), "mark": marks[:, 0], "labels": marks}[self.kind]
+        return value, kept, notes
 
     def _class_numbers(self, table: Table) -> tuple[NDArray[Any], NDArray[np.bool_], list[str]]:
         codes, texts = table.categories(self.columns[0])
-        if strange := sorted({*texts} - {*self.classes}):
-            what = f"has classes that the training table has not: {listed(strange)}"
+        if unknown := sorted({*texts} - {*self.classes}):
+            what = f"has classes that the training table has not: {listed(unknown)}"
             raise refused(table.where, what, "", "has classes that the training table has not")
         number = {text: i for i, text in enumerate(self.classes)}
-        gone = codes < 0
-        return np.array([*(number[text] for text in texts), 0])[codes], ~gone, [_gone(gone)] if gone.any() else []
+        empty = codes < 0
+        values = np.array([*(number[text] for text in texts), 0])[codes]
+        return values, ~empty, [_left_out(empty)] if empty.any() else []
 
     def split(self, x: NDArray[Any], values: NDArray[Any]) -> Split:
         """Images with what is learnt of them."""
@@ -277,7 +278,7 @@ class _Meaning:
         return Split(x, torch.from_numpy(first.astype(np.int64)), learnt=learnt)
 
 
-def _gone(rows: NDArray[np.bool_]) -> str:
+def _left_out(rows: NDArray[np.bool_]) -> str:
     return f"{int(rows.sum())} rows without a label left out"
 
 
@@ -304,7 +305,7 @@ def _marks(table: Table, name: str) -> NDArray[np.float64] | None:
     return None
 
 
-def _held(table: Table, names: Sequence[str]) -> NDArray[np.float64]:
+def _all_marks(table: Table, names: Sequence[str]) -> NDArray[np.float64]:
     """Columns of marks, (n, columns). Raises UserError for one that is none."""
     columns = []
     for name in names:

@@ -45,8 +45,8 @@ def read(path: Path, schema: Schema) -> tuple[pa.Table, tuple[str, ...], tuple[s
     header = [str(cell).strip() if cell != "" else "" for cell in rows[0]]
     used = [i for i, column in enumerate(header) if column or any(row[i] != "" for row in rows[1:])]
     columns = [_column([row[i] for row in rows[1:]]) for i in used]
-    said = (f"sheet {name!r} of {len(names)}",) if len(names) > 1 else ()
-    return pa.Table.from_arrays(columns, [header[i] for i in used]), said, ()
+    notes = (f"sheet {name!r} of {len(names)}",) if len(names) > 1 else ()
+    return pa.Table.from_arrays(columns, [header[i] for i in used]), notes, ()
 
 
 def _column(cells: list[Any]) -> pa.Array:

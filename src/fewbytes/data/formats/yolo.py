@@ -59,12 +59,12 @@ def read_yolo(name: str, folder: Path, size: int) -> Dataset:
             files[split] = BoxFile(kept, [b for b in whole.annotations if b.image_id in ids], whole.categories)
         places[test] = places["train"]
     classes = {category.id: category.name for category in files["train"].categories}
-    made = {
+    splits = {
         split: split_of_boxes(places[split][1], file, classes, folder, places[split][0], size, split == "train")
         for split, file in files.items()
     }
-    note = "; ".join(f"{words} in {split}" for split, (_, words) in made.items())
-    return Dataset(name, made["train"][0], made[test][0], names, notes=(note,))
+    note = "; ".join(f"{words} in {split}" for split, (_, words) in splits.items())
+    return Dataset(name, splits["train"][0], splits[test][0], names, notes=(note,))
 
 
 def _read(folder: Path, images: Path, labels: Path, names: Sequence[str]) -> BoxFile:
