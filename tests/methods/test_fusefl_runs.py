@@ -262,7 +262,7 @@ def test_a_file_that_lacks_entries_is_told(tmp_path):
         metadata, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for lost in ("blocks.0.branches.0.block", "blocks.1.branches.2.adaptor", "classifier.weight"):
         save_file({k: v for k, v in state.items() if not k.startswith(lost)}, path, metadata)
-        with pytest.raises(UserError, match=r"lacks|cannot be put together"):
+        with pytest.raises(UserError, match=r"lacks|cannot be built"):
             fb.load_model(tmp_path / "run", build=TinyNet)
 
 
@@ -291,7 +291,7 @@ class Wrong(TinyNet):
         ("list", "by name in a dict"),
         ("new", "layers that are not"),
         ("cuts", "default cuts"),
-        ("order", "do not give|shape"),
+        ("order", "do not compute|shape"),
     ],
 )
 def test_a_module_of_ones_own_that_is_wrong_is_told(how, words):

@@ -272,4 +272,4 @@ def test_a_tokenizer_that_is_not_the_models_is_noted(place):
 
     assert notes("bert") == []  # another folder, the same tokenizer
     (note,) = notes("other")
-    assert "does not cut text as the tokenizer of hf:" in note
+    assert "splits text differently from the tokenizer of hf:" in note

@@ -102,7 +102,7 @@ NO_CHAINS = {
     "Linear that is not trained": frozen_in_between,
     "trained parameters beside": lambda: Scaled(),
     "trained parameters beside its layers": twice,
-    "a layer that takes other numbers": lambda: nn.Sequential(
+    "a layer whose inputs do not match": lambda: nn.Sequential(
         nn.Linear(16, 4), nn.AdaptiveAvgPool1d(6), nn.Linear(6, 3)
     ),
 }
@@ -112,7 +112,7 @@ NO_CHAINS = {
 def test_what_is_no_chain_is_told_in_one_line(has):
     model = NO_CHAINS[has]()
     mark_trained(model)
-    with pytest.raises(fb.UserError, match=f"no chain .*{has}.*vgg9") as told:
+    with pytest.raises(fb.UserError, match=f"not a chain .*{has}.*vgg9") as told:
         chain_of(model)
     assert "\n" not in str(told.value)
 

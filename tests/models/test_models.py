@@ -333,7 +333,7 @@ def test_own_callables(own: str) -> None:
     ("name", "says"),
     [
         ("own_models:failing", "RuntimeError: two lines"),
-        ("own_models:wrong", "made a str"),
+        ("own_models:wrong", "returned a str"),
         ("own_models:bare@8", "Identity has no Linear"),
         ("own_models:by_shape@8", "Linear has no Linear"),
         ("own_models:constant", "is a int"),

@@ -91,7 +91,7 @@ def test_generated_kernels_are_not_said_to_be_pretrained(tmp_path):
     model = "resnet8:width=8,stem=3x3"
     path = weights_of(build_model(model, SHAPE, 10), tmp_path / "w.safetensors")
     job = PreparedRun(settings(method="fedkgf", model=model, weights=str(path), parameters={"base": 4}))
-    assert any("conv" in line and "drawn" in line for line in job.notes)
+    assert any("conv" in line and "random" in line for line in job.notes)
 
 
 def test_nodes_and_checkpoints_know_the_weights(tmp_path):
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_weights_is_told_in_one_line(tmp_path):
         ("code.pt", "weights_only=True"),
         ("torn.safetensors", "no safetensors file"),
         ("list.pt", "hold no tensors by name"),
-        ("other.safetensors", "nothing of the weights"),
+        ("other.safetensors", "no entry of the weights"),
     ):
         with pytest.raises(UserError, match=words) as error:
             find(make_experiment(settings(weights=str(tmp_path / name))))

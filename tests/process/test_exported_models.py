@@ -280,6 +280,6 @@ def test_another_tokenizer_in_the_runs_place_is_refused(tmp_path):
         tmp_path, dataset=str(write_texts(tmp_path / "texts", 2)), model=f"hf:{language}", length=LENGTH, rounds=1
     )
     write_tokenizer(language, "red cars ran and ran and ran in the red town")
-    with pytest.raises(fb.UserError, match="was made with"):
+    with pytest.raises(fb.UserError, match="was trained with"):
         exported(run)
     assert not (run / "export").exists()

@@ -52,11 +52,9 @@ class Texts:
         whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
         codes: NDArray[np.int64] = pc.fill_null(whole.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
         values = whole.dictionary.cast(pa.large_string())
-        absent = pc.is_in(values, pa.array(["", *schema.missing_marks], pa.large_string())).to_numpy(
-            zero_copy_only=False
-        )
-        absent = absent | pc.is_null(values).to_numpy(zero_copy_only=False)
-        used = np.bincount(codes[codes >= 0], minlength=len(values)).astype(bool) & ~absent
+        none = pc.is_in(values, pa.array(["", *schema.missing_marks], pa.large_string())).to_numpy(zero_copy_only=False)
+        none = none | pc.is_null(values).to_numpy(zero_copy_only=False)
+        used = np.bincount(codes[codes >= 0], minlength=len(values)).astype(bool) & ~none
         renumbered = np.append(np.where(used, np.cumsum(used) - 1, -1), -1)
         return cls(renumbered[codes], values.filter(pa.array(used)), schema)
 

@@ -1,4 +1,4 @@
-"""Pre-trained image generators that a server learns from: latent vectors to images."""
+"""Pre-trained image generators for a server's training: latent vectors to images."""
 
 from fewbytes.generators.load import load_generator
 from fewbytes.generators.protocol import ConditionalGenerator, ImageGenerator

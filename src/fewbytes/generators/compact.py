@@ -1,6 +1,6 @@
-"""A compact generator of 32 x 32 colour images, small enough to come with the package.
+"""A compact generator of 32 x 32 colour images, shipped with the package.
 
-`scripts/train_generator.py` trains it, `docs/generators.md` says on what and how well.
+`scripts/train_generator.py` trains it; `docs/generators.md` describes its data and quality.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SHIPPED = Path(__file__).with_name("compact.safetensors")
 LATENT_DIM = 128
 IMAGE_SIZE = 32
 KEY = "fewbytes"
-"""The key of a file's metadata; its value says in JSON what the file holds."""
+"""The key of a file's metadata; its value describes the generator in JSON."""
 
 
 class SynthesisNetwork(nn.Module):
-    """Latents (n, LATENT_DIM) to images (n, 3, 32, 32) in about [-1, 1]: an object before a plain background.
+    """Latents (n, LATENT_DIM) to images (n, 3, 32, 32) in about [-1, 1]: an object on a plain background.
 
     Four maps, the object's colours and the logit of its opacity, are the sum of a coarse part, linear in the latent,
-    and a convolutional one. The background's colour is linear in the latent.
+    and a convolutional part. The background's colour is linear in the latent.
     """
 
     def __init__(self) -> None:
@@ -54,18 +54,18 @@ class SynthesisNetwork(nn.Module):
         return maps[:, :3], 4 * maps[:, 3:], self.background(latents).float()[:, :, None, None]
 
     def forward(self, latents: Tensor) -> Tensor:
-        """The object over the background, as opaque as the sigmoid of its logit says."""
+        """The object over the background; its opacity is the sigmoid of its logit."""
         thing, logits, background = self.layers(latents)
         return torch.lerp(background, thing, torch.sigmoid(logits))
 
 
 class CompactGenerator:
-    """A generator of 32 x 32 colour images from a safetensors file that `save_compact` wrote."""
+    """A generator of 32 x 32 colour images from a safetensors file written by `save_compact`."""
 
     latent_dim = LATENT_DIM
 
     def __init__(self, path: Path | str) -> None:
-        """Raises UserError for a file that is not one of these, or damaged."""
+        """Raises UserError for a file of another kind, or a damaged one."""
         self._network = SynthesisNetwork().eval().requires_grad_(False)
         self._network.load_state_dict(_read(Path(path), self._network.state_dict()))
 
@@ -82,14 +82,14 @@ class CompactGenerator:
 
 
 def save_compact(network: SynthesisNetwork, path: Path, about: dict[str, str]) -> None:
-    """Write the network as float16, with `about` (how it was trained) in the metadata."""
+    """Write the network as float16, with `about` (its training) in the metadata."""
     state = {name: value.half().contiguous() for name, value in network.state_dict().items()}
     with replacing(path) as file:
         file.write(save(state, metadata={KEY: json.dumps({"generator": "compact"} | about)}))
 
 
 def _read(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a compact generator, float32. Raises UserError unless they are just the expected ones."""
+    """The tensors of a compact generator, float32. Raises UserError if names or shapes are not those `expected`."""
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get(KEY, "{}"))

@@ -1,4 +1,4 @@
-"""Stable Diffusion as a generator: a pipeline folder of diffusers whose first latent is the given vector."""
+"""Stable Diffusion as a generator: a pipeline folder of diffusers; a latent vector is the initial noise."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from fewbytes.base.errors import UserError
 from fewbytes.generators.protocol import check_latents
 
-SCHEDULERS = ("DDIMScheduler", "PNDMScheduler")  # they draw no noise after the first, whose standard deviation is 1
+SCHEDULERS = ("DDIMScheduler", "PNDMScheduler")  # they draw only the initial noise, with standard deviation 1
 BATCH = 4  # images denoised at a time
 
 
 class StableDiffusion:
-    """A folder as `StableDiffusionPipeline.save_pretrained` writes it: `model_index.json` and a folder for each part.
+    """A folder written by `StableDiffusionPipeline.save_pretrained`: `model_index.json` and a folder for each part.
 
-    FedKTL's set-up by default (4.8): one prompt for all images, 50 steps, guidance 7.5. A latent vector is the first
-    noise (channels, height / 8, width / 8), flattened: 16,384 numbers for Stable Diffusion 1.5 and its 512 x 512
-    images. Only local safetensors files are read, never the network; there is no safety checker. Raises UserError for
-    a folder of another kind, weights that are pickled, missing or damaged, and where diffusers is not installed.
+    Defaults are FedKTL's (4.8): one prompt for all images, 50 steps, guidance 7.5. A latent vector is the initial noise
+    (channels, height / 8, width / 8), flattened: 16,384 numbers for Stable Diffusion 1.5 and its 512 x 512 images. Only
+    local safetensors files are read, never the network; there is no safety checker. Raises UserError for a folder of
+    another kind, for pickled, missing or damaged weights, and if diffusers is not installed.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class StableDiffusion:
         self.latent_dim: int = config.in_channels * height * width
 
     def sample_latents(self, n: int) -> Tensor:
-        """First noise, standard normal, float32 (n, latent_dim)."""
+        """Initial noise, standard normal, float32 (n, latent_dim)."""
         return torch.randn(n, self.latent_dim)
 
     def synthesise(self, latents: Tensor) -> Tensor:
-        """The images the noise (n, latent_dim) becomes by denoising, float32 (n, 3, height, width) in [0, 1]."""
+        """Denoise the noise (n, latent_dim) into images, float32 (n, 3, height, width) in [0, 1]."""
         check_latents(latents, self.latent_dim)
         return torch.cat([self._images(part.view(-1, *self._shape)) for part in latents.detach().split(BATCH)])
 
@@ -58,7 +58,7 @@ class StableDiffusion:
 
 
 def _load(folder: Path) -> Any:
-    """The pipeline in float32. Classes are named here; of what the folder names, only the scheduler is looked at."""
+    """Load the pipeline in float32. Classes are fixed here; of the names in the folder only the scheduler's is used."""
     scheduler = _scheduler_of(folder)
     for part in ("unet", "vae", "text_encoder"):
         if not any((folder / part).glob("*.safetensors")):
@@ -72,7 +72,7 @@ def _load(folder: Path) -> Any:
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     try:
-        with torch.random.fork_rng(devices=[]):  # modules are made of random numbers before they are filled
+        with torch.random.fork_rng(devices=[]):  # modules draw random weights before real ones are loaded
             pipeline = diffusers.StableDiffusionPipeline(
                 vae=_filled(diffusers.AutoencoderKL, folder / "vae", low_cpu_mem_usage=False),
                 text_encoder=_filled(transformers.CLIPTextModel, folder / "text_encoder"),
@@ -83,7 +83,7 @@ def _load(folder: Path) -> Any:
                 feature_extractor=None,
                 requires_safety_checker=False,
             )
-    except Exception as error:  # whatever the libraries raise for damaged files
+    except Exception as error:  # any error of the libraries for damaged files
         text = " ".join(str(error).split())[:300]
         raise UserError(f"the pipeline {folder} cannot be loaded: {type(error).__name__}: {text}") from error
     pipeline.set_progress_bar_config(disable=True)
@@ -103,7 +103,7 @@ def _scheduler_of(folder: Path) -> str:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{index} cannot be read: {type(error).__name__}: {error}") from None
     if kind != "StableDiffusionPipeline":
-        raise UserError(f"{folder} holds a {kind}; the pipeline known here is StableDiffusionPipeline")
+        raise UserError(f"{folder} holds a {kind}; only StableDiffusionPipeline is supported")
     if scheduler not in SCHEDULERS:
         raise UserError(
             f"{folder} has the scheduler {scheduler}, which may draw noise: save it with {' or '.join(SCHEDULERS)}"

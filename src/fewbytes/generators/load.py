@@ -1,4 +1,4 @@
-"""Where an image generator comes from: a name, a file or a folder."""
+"""Loads an image generator by name, from a file or from a folder."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from fewbytes.generators.stylegan import load_stylegan
 
 @cache
 def load_generator(name: str) -> ImageGenerator:
-    """A generator by its name, loaded once a process.
+    """Load a generator by its name, once per process.
 
     `name` is
 
-    - `compact`: the small one that comes with the package, of 32 x 32 colour images of plain objects
-    - a file `*.safetensors` that `scripts/train_generator.py` wrote
-    - a checkpoint of StyleGAN3 or StyleGAN-XL, a file `*.pkl`: of it only numbers are read, no code is run
+    - `compact`: the small generator shipped with the package, of 32 x 32 colour images of plain objects
+    - a file `*.safetensors` written by `scripts/train_generator.py`
+    - a checkpoint of StyleGAN3 or StyleGAN-XL, a file `*.pkl`: only its numbers are read, no code is run
     - a folder with a Stable Diffusion pipeline of diffusers (`model_index.json`, safetensors weights)
-    - `package.module:callable`, your own: what it returns when called with nothing; two of its images are tried
+    - `package.module:callable`, your own: called without arguments, it returns a generator, which is tried on two
+      images
 
-    Raises UserError for anything that is not a generator, before any of it is run.
+    Raises UserError for anything else, before any of it is run.
     """
     if not isinstance(name, str):
         raise UserError(f"a generator is given by name, your own as package.module:callable, not as {name!r}")
-    with seeded(0, "generator"):  # what making it draws is the same always, and shifts nobody's randomness
+    with seeded(0, "generator"):  # loading always draws the same numbers, and does not affect other random streams
         if name == "compact":
             return CompactGenerator(SHIPPED)
         path = places(name)[-1]
@@ -77,7 +78,7 @@ def _own(module: str, attribute: str) -> ImageGenerator:
 
 
 def _floats(values: object, dimensions: int) -> bool:
-    """Whether these are two samples of finite floats, of so many dimensions with their number."""
+    """Whether `values` are two samples of finite floats, with this number of dimensions in all."""
     return (
         isinstance(values, Tensor)
         and values.is_floating_point()

@@ -1,4 +1,4 @@
-"""What an image generator is to a method."""
+"""The interface of image generators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fewbytes.base.errors import UserError
 
 @runtime_checkable
 class ImageGenerator(Protocol):
-    """A frozen generator: a sampler of valid latent vectors, and their synthesis. Randomness is torch's global one."""
+    """A frozen generator: it samples valid latent vectors and synthesises images, with torch's global randomness."""
 
     latent_dim: int
     """H, the size of a latent vector."""
@@ -28,10 +28,10 @@ class ImageGenerator(Protocol):
 
 @runtime_checkable
 class ConditionalGenerator(ImageGenerator, Protocol):
-    """A generator that was trained on classes and makes images of the one that it is asked for."""
+    """A generator that was trained on classes and makes images of a requested class."""
 
     classes: int
-    """How many; 0: it knows none after all."""
+    """The number of classes; 0: none."""
 
     def class_latents(self, labels: Tensor) -> Tensor:
         """Valid latent vectors of these classes (n,), float32 (n, H)."""

@@ -1,8 +1,8 @@
-"""StyleGAN3 and StyleGAN-XL as generators: their equations in plain PyTorch, their weights from NVIDIA's pickles.
+"""StyleGAN3 and StyleGAN-XL as generators: their equations in plain PyTorch, with weights from NVIDIA's pickles.
 
 "Alias-Free Generative Adversarial Networks", Karras et al., NeurIPS 2021 (both configurations, T and R), and
 "StyleGAN-XL: Scaling StyleGAN to Large Diverse Datasets", Sauer et al., SIGGRAPH 2022 (stem and super-resolution).
-Filters, factors and paddings are taken from the file, not designed anew.
+Filters, factors and paddings are read from the file, not recomputed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fewbytes.base.pickles import Record, read_pickle
 from fewbytes.generators.protocol import check_latents
 
 BATCH = 4  # images synthesised at a time
-LARGEST = 8192  # samples a side of any signal, layers, factors, taps: more than any real file asks for
+LARGEST = 8192  # maximum samples per side, layers, factors and taps: more than any real file has
 SLOPE, GAIN = 0.2, math.sqrt(2)  # of every leaky ReLU; the gain keeps the variance
 
 
@@ -39,7 +39,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Mapping:
-    """z and a class -> w, without truncation (psi = 1). Only StyleGAN-XL has classes, each known by an embedding."""
+    """z and a class -> w, without truncation (psi = 1). Only StyleGAN-XL has classes, with an embedding each."""
 
     z_dim: int
     classes: int  # 0: unconditional
@@ -59,14 +59,14 @@ class Mapping:
 
 @dataclass(frozen=True, eq=False)
 class FourierFeatures:
-    """The input signal: sine waves on a plane that w shifts and turns, mixed by one matrix (Karras et al., 3.2)."""
+    """The input signal: sine waves on a plane that w shifts and rotates, mixed by one matrix (Karras et al., 3.2)."""
 
     affine: Linear  # w -> cosine and sine of an angle (after division by their norm), shift in x and in y
     frequencies: Tensor  # (channels, 2), in waves per image
     phases: Tensor  # (channels,), in waves
     mixing: Tensor  # (channels, channels)
-    size: int  # samples a side, with the margin around the image
-    rate: float  # samples a side of the image
+    size: int  # samples per side, including the margin around the image
+    rate: float  # samples per side of the image
 
     def __call__(self, w: Tensor) -> Tensor:
         """w (n, w_dim) to the signal (n, channels, size, size)."""
@@ -92,13 +92,13 @@ class Layer:
     down_filter: Tensor
     up: int
     down: int
-    cut: int  # samples on each side to leave out after upsampling
+    cut: int  # samples to drop on each side after upsampling
     clamp: float
 
     def __call__(self, x: Tensor, w: Tensor) -> Tensor:
         """x (n, in, size, size) and w (n, w_dim) to (n, out, size, size) of `size_after(size)`."""
         style = self.affine(w)
-        # Styles multiply the input and their demodulation the output. So all images share the weights.
+        # Styles multiply the input, demodulation the output: so all images share the weights.
         x = F.conv2d(x * (style * self.gain)[:, :, None, None], self.weight, padding=self.weight.shape[2] - 1)
         if self.power is not None:
             x = x * (style.square() @ self.power.T + 1e-8).rsqrt()[:, :, None, None]
@@ -108,7 +108,7 @@ class Layer:
         return _downsample(x.clamp_(-self.clamp, self.clamp), self.down_filter, self.down)
 
     def size_after(self, size: int) -> int:
-        """Samples a side after this layer. Raises UserError if that is none, or too many for a real generator."""
+        """Samples per side after this layer. Raises UserError if it is 0, or too large for a real generator."""
         upsampled = (size + self.weight.shape[2] - 2) * self.up + len(self.up_filter)
         left = upsampled - 2 * self.cut - len(self.down_filter)
         if upsampled > LARGEST or left < 0 or self.cut < 0:
@@ -125,7 +125,7 @@ def _leaky(x: Tensor) -> Tensor:
 
 
 def _upsample(x: Tensor, kernel: Tensor, factor: int, cut: int) -> Tensor:
-    """Put zeros between the samples and filter; leave out `cut` samples on each side of what the kernel touches."""
+    """Insert zeros between the samples and filter; drop `cut` samples on each side of the full convolution."""
     kernels = (kernel * factor**2).repeat(x.shape[1], 1, 1, 1)
     return F.conv_transpose2d(x, kernels, stride=factor, padding=cut, groups=len(kernels))
 
@@ -144,23 +144,23 @@ class StyleGAN:
     mapping: Mapping
     features: FourierFeatures
     layers: tuple[Layer, ...]
-    scale: float  # of the last layer's output, before black is at `black` and white at black + 2
+    scale: float  # multiplies the last layer's output; then black is at `black`, white at black + 2
     black: float
 
     @torch.no_grad()
     def sample_latents(self, n: int) -> Tensor:
-        """w of z ~ N(0, I) and, in StyleGAN-XL, of classes drawn uniformly: float32 (n, latent_dim)."""
+        """w for z ~ N(0, I) and, in StyleGAN-XL, uniformly drawn classes: float32 (n, latent_dim)."""
         z = torch.randn(n, self.mapping.z_dim)
         return self.mapping(z, torch.randint(self.mapping.classes, (n,)) if self.mapping.classes else None)
 
     @property
     def classes(self) -> int:
-        """StyleGAN-XL's classes (of the published ones ImageNet's); 0: none."""
+        """StyleGAN-XL's number of classes (ImageNet's in published models); 0: none."""
         return self.mapping.classes
 
     @torch.no_grad()
     def class_latents(self, labels: Tensor) -> Tensor:
-        """w of z ~ N(0, I) and these classes (n,): float32 (n, latent_dim)."""
+        """w for z ~ N(0, I) and these classes (n,): float32 (n, latent_dim)."""
         return self.mapping(torch.randn(len(labels), self.mapping.z_dim), labels)
 
     @torch.no_grad()
@@ -177,7 +177,7 @@ class StyleGAN:
 
 
 def load_stylegan(path: Path) -> StyleGAN:
-    """The network `G_ema` of a pickle that the training code of StyleGAN3 or StyleGAN-XL wrote; nothing in it is run.
+    """Load the network `G_ema` from a pickle of StyleGAN3's or StyleGAN-XL's training code; no code in it is run.
 
     Raises UserError for any other file.
     """
@@ -188,7 +188,7 @@ def load_stylegan(path: Path) -> StyleGAN:
     try:
         return _generator(network)
     except UserError as error:
-        raise UserError(f"{path} is no StyleGAN3 or StyleGAN-XL that can be used: {error}") from error
+        raise UserError(f"{path} is no usable StyleGAN3 or StyleGAN-XL: {error}") from error
 
 
 def _generator(network: Record) -> StyleGAN:
@@ -233,7 +233,7 @@ def _mapping(record: Record, w_dim: int, xl: bool) -> Mapping:
 
 def _features(record: Record, w_dim: int) -> FourierFeatures:
     if not torch.equal(_tensor(record, "transform", 3, 3), torch.eye(3)):
-        raise UserError("it turns or shifts its images (input.transform), which is not supported")
+        raise UserError("it rotates or shifts its images (input.transform), which is not supported")
     mixing = _tensor(record, "weight", None, None)
     channels = mixing.shape[1]
     size = _member(record, "size")
@@ -276,7 +276,7 @@ def _layer(record: Record, w_dim: int, channels: int) -> Layer:
 
 
 def _filter(record: Record, name: str) -> Tensor:
-    """A filter in two dimensions. The file has separable ones in one dimension, and None for none."""
+    """A filter in two dimensions. The file stores separable filters in one dimension, and None for no filter."""
     found = _member(record, name)
     if found is None:
         return torch.ones(1, 1)
@@ -292,7 +292,7 @@ def _linear(record: Record, inputs: int, outputs: int) -> Linear:
 
 
 def _member(record: Record, name: str) -> object:
-    """A parameter, buffer, part or attribute of a module, from wherever PyTorch keeps it; None if there is none."""
+    """A module's parameter, buffer, submodule or attribute, wherever PyTorch stores it; None if there is none."""
     for kind in ("_parameters", "_buffers", "_modules"):
         members = record.state.get(kind)
         if isinstance(members, dict) and name in members:
@@ -308,7 +308,7 @@ def _module(record: Record, name: str) -> Record:
 
 
 def _tensor(record: Record, name: str, *shape: int | None) -> Tensor:
-    """float32 of this shape, None for any size but 0."""
+    """A float32 tensor of this shape; None in the shape allows any size but 0."""
     found = _member(record, name)
     if not isinstance(found, Tensor) or found.dim() != len(shape) or not found.numel():
         raise UserError(f"its {record.name} has no {name} of {len(shape)} dimensions")

@@ -1,4 +1,4 @@
-"""Models by name: compact ResNets, a small CNN and an MLP, torchvision's, or the user's own."""
+"""Models by name: compact ResNets, a small CNN and an MLP, torchvision's, or your own."""
 
 from typing import TYPE_CHECKING
 

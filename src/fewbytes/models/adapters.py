@@ -1,5 +1,5 @@
-"""LoRA: Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR
-2022: a model's weights W stay as they are, and W + alpha/rank B A is used, of which A and B are trained; by peft."""
+"""LoRA with peft: W + alpha/rank B A replaces each weight W; A and B are trained, W is frozen. Source: Hu, Shen,
+Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fewbytes.models.lora import Lora
 
 @dataclass(frozen=True)
 class Adapters:
-    """Adapters by these terms, as a problem holds them."""
+    """LoRA adapters with the given settings, as a problem stores them."""
 
     lora: Lora
 
     def added(self, model: nn.Module, head: bool) -> nn.Module:
-        """The model with adapters, A drawn from torch's generator and B zero, and all else frozen; with `head` its last
-        layer is trained, too, whole. Changes `model`. Raises UserError if it has no such modules."""
+        """Add adapters to `model` in place (A from torch's generator, B zero), freeze the rest, and return it. With
+        `head` the whole last layer is trained, too. Raises UserError if no module can be adapted."""
         try:
             with warnings.catch_warnings(action="ignore"):
                 from peft import LoraConfig, inject_adapter_in_model
@@ -45,14 +45,14 @@ class Adapters:
             wanted = (
                 f"module called {' or '.join(self.lora.targets)}"
                 if self.lora.targets
-                else "Linear or convolution but the last"
+                else "Linear or convolution besides the last layer"
             )
             raise UserError(f"a {type(model).__name__} has no {wanted}: lora has nothing to adapt")
         exactly = "|".join(map(re.escape, names))
         config = LoraConfig(r=self.lora.rank, lora_alpha=self.lora.alpha, target_modules=exactly)
         model.requires_grad_(False)
         try:
-            with warnings.catch_warnings(action="ignore"):  # of what it finds out by itself
+            with warnings.catch_warnings(action="ignore"):  # about settings that peft detects on its own
                 inject_adapter_in_model(config, model)
         except Exception as error:  # modules that peft cannot adapt
             raise UserError(f"lora cannot be added to a {type(model).__name__}: {one_line(error)}") from None
@@ -66,18 +66,18 @@ def _is_target(name: str, targets: Sequence[str]) -> bool:
 
 
 def _is_adaptable(module: nn.Module) -> bool:
-    """Whether a module is adapted by default. transformers writes some Linears as `Conv1D`."""
+    """Whether a module is adapted by default. Some models of transformers use `Conv1D` as their Linear."""
     linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     return linear or (isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and module.groups == 1)
 
 
 def _in_attention(model: nn.Module, name: str) -> bool:
-    """Whether it is a part of torch's attention, which uses its weight and would not use an adapter."""
+    """Whether the module belongs to torch's attention, which reads the weight directly and would skip the adapter."""
     return isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention)
 
 
 def _head(model: nn.Module) -> list[nn.Module]:
-    """The last layer: what a transformer has besides its base, else `classifier`, else the last that takes adapters."""
+    """The last layer: a transformer's modules outside its base, else `classifier`, else the last adaptable module."""
     if (heads := head_of_transformer(model)) is not None:
         return heads
     if isinstance(own := getattr(model, "classifier", None), nn.Module):

@@ -1,4 +1,4 @@
-"""How a model is cut into blocks: an ordered list of named units and a classifier, cut after units by name."""
+"""Splits a model into blocks: ordered, named units and a classifier, with cuts after named units."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fewbytes.models.normalise import units_with_normalisation
 
 
 class Splittable(Protocol):
-    """A model that can be cut: `forward(x)` is `classifier` after all units in order.
+    """A model that can be cut: `forward(x)` applies all units in order, then `classifier`.
 
-    A unit takes one tensor and gives one tensor; everything between the input and the classifier, pooling and
-    flattening included, belongs to a unit. The classifier maps features (n, D) to logits. A model may also have
-    `default_cuts`, `{blocks: (unit, …)}`: after which units it is cut into so many blocks; without it, blocks are
-    as equal in number of units as can be. Unit "a" also stands for the last of the units "a.…".
+    A unit maps one tensor to one tensor. Everything between the input and the classifier belongs to a unit, including
+    pooling and flattening. The classifier maps features (n, D) to logits. A model may define `default_cuts`, `{blocks:
+    (unit, …)}`: the units after which it is cut into that number of blocks. Without it, blocks have similar numbers of
+    units. The name "a" also means the last of the units "a.…".
     """
 
     @property
     def classifier(self) -> nn.Module:
-        """The last part: features (n, D) to logits (n, classes)."""
+        """The classifier: features (n, D) to logits (n, classes)."""
 
     def units(self) -> dict[str, nn.Module]:
-        """All that comes before it, by name and in order."""
+        """The units before the classifier, by name and in order."""
 
 
 def is_splittable(model: nn.Module) -> TypeGuard[Splittable]:
-    """Whether the model has units() and a classifier, be that a property or a layer (which `isinstance` overlooks)."""
+    """Whether the model has units() and a classifier, as property or layer (which `isinstance` does not check)."""
     return hasattr(model, "units") and hasattr(model, "classifier")
 
 
@@ -45,23 +45,23 @@ class Block(nn.Module):
         saved = {id(value) for value in self.state_dict(keep_vars=True).values()}
         own = [value for value in chain(self.parameters(), self.buffers()) if id(value) in saved]
         if any(id(value) not in names for value in own):
-            raise UserError("units() gives layers that are not the model's: make them once, in its __init__")
+            raise UserError("units() returns layers that are not the model's: create them once, in its __init__")
         self.names = [(names[id(value)], value) for value in own if names[id(value)] in travels]
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the block before gives to what the next one takes, (n, …) both."""
+        """Map the previous block's output to the next block's input, (n, …) both."""
         out: Tensor = self.units(x)
         return out
 
     def state(self) -> State:
-        """The block's parameters and buffers that travel, copied to the CPU, by the model's names."""
+        """Copies on the CPU of the parameters and buffers that are sent, by the model's names."""
         return {name: copied(value) for name, value in self.names}
 
 
 def cut(model: nn.Module, blocks: int, after: Sequence[str] = ()) -> list[Block]:
-    """The model as blocks in order: cut `after` these units, or where its own defaults say for so many blocks.
+    """Cut the model into ordered blocks `after` these units, or at its default cuts for that number of blocks.
 
-    A block may be without parameters. Raises UserError if the model has no units, or cannot be cut so.
+    A block may have no parameters. Raises UserError if the model has no units or cannot be cut there.
     """
     units = units_of(model)
     ends = [unit_number(units, name) for name in after] if after else _default_ends(model, units, blocks)
@@ -73,35 +73,35 @@ def cut(model: nn.Module, blocks: int, after: Sequence[str] = ()) -> list[Block]
 
 
 def features_of(model: nn.Module) -> Block:
-    """Everything before the classifier as one block: samples to features, flattened to (n, D).
+    """Everything before the classifier as one block: samples to flattened features (n, D).
 
     `shapes([features_of(model)], sample)` is [(D,)]. Raises UserError if the model has no units.
     """
     if not has_units(model):
         raise UserError(
-            f"a {type(model).__name__} gives no features: give it units(), a dict of its parts in order by name, and "
-            "classifier, the last layer; or take a Sequential that ends in a Linear, or name the model with @512"
+            f"a {type(model).__name__} has no features: define units(), a dict of its parts in order by name, and "
+            "classifier, the last layer; or use a Sequential that ends in a Linear, or name the model with @512"
         )
     return _block([*units_of(model).values(), nn.Flatten()], model)
 
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The model's units in order, by name. A Sequential that ends in a Linear needs not list them. Raises UserError."""
+    """The model's units in order, by name; a Sequential that ends in a Linear needs no units(). Raises UserError."""
     if not has_units(model):
         raise UserError(
-            f"a {type(model).__name__} cannot be cut into blocks: give it units(), its parts in order by name, "
+            f"a {type(model).__name__} cannot be cut into blocks: define units(), its parts in order by name, "
             "and classifier, the last layer"
         )
     if not is_splittable(model):
         return units_with_normalisation(model, {name: model.get_submodule(name) for name in _layers(model)[:-1]})
     units, whole = model.units(), cast(nn.Module, model)
     if not (isinstance(units, dict) and units and all(isinstance(unit, nn.Module) for unit in units.values())):
-        raise UserError(f"units() of {type(model).__name__} must give its parts, modules, by name in a dict")
+        raise UserError(f"units() of {type(model).__name__} must return its modules by name in a dict")
     return units_with_normalisation(whole, units)
 
 
 def unit_number(units: Collection[str], name: str) -> int:
-    """Where among the names of `units` the unit `name` is, or the last of `name.…`. Raises UserError."""
+    """The index of the unit `name`, or of the last unit `name.…`, in `units`. Raises UserError."""
     found = [i for i, unit in enumerate(units) if unit == name or unit.startswith(f"{name}.")]
     if not found:
         raise UserError(f"the model has no unit {name!r}{suggestion(name, units)}; it has {', '.join(units)}")
@@ -109,13 +109,13 @@ def unit_number(units: Collection[str], name: str) -> int:
 
 
 def head_of(model: nn.Module) -> nn.Module:
-    """The model's last part, features to logits. Raises UserError if there are no units."""
+    """The model's classifier, features to logits. Raises UserError if there are no units."""
     features_of(model)
     return model.classifier if is_splittable(model) else model.get_submodule(_layers(model)[-1])
 
 
 def head_sizes(model: nn.Module) -> tuple[int, int]:
-    """(K', C): how many features a model's head takes, and how many classes it gives. Raises UserError."""
+    """(K', C): the head's numbers of input features and of classes. Raises UserError."""
     layers = [layer for layer in head_of(model).modules() if isinstance(layer, nn.Linear)]
     if not layers:
         raise UserError(f"the classifier of a {type(model).__name__} has no Linear: name the model with @512")
@@ -123,7 +123,7 @@ def head_sizes(model: nn.Module) -> tuple[int, int]:
 
 
 def classifier_of(model: nn.Module) -> nn.Linear:
-    """The model's last layer, features to logits. Raises UserError if it is not a Linear, or there are no units."""
+    """The model's last layer, features to logits. Raises UserError if it is no Linear, or there are no units."""
     last = head_of(model)
     if not isinstance(last, nn.Linear):
         raise UserError(f"the classifier must be a Linear, not a {type(last).__name__}")
@@ -139,7 +139,7 @@ def linear_of(state: State) -> nn.Linear:
 
 
 def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "cpu") -> list[tuple[int, ...]]:
-    """What each block gives for one sample, without the batch dimension: one dry run with zeros on `device`."""
+    """Each block's output shape for one sample, without the batch dimension; runs zeros through them on `device`."""
     x, found = torch.zeros(1, *sample, device=device), []
     with torch.no_grad():
         for block in blocks:
@@ -151,11 +151,11 @@ def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "
 
 
 def check_trains(head: nn.Module, model: nn.Module) -> None:
-    """Raises UserError if the classifier of a model, which is to be sent, is frozen, be it in part."""
+    """Raises UserError if the classifier of a model, which the method sends, is frozen, even partly."""
     if trained_entries(head).keys() != head.state_dict().keys():
         raise UserError(
-            f"the classifier of a {type(model).__name__} is frozen, and this method sends it: let all its parameters "
-            "require gradients"
+            f"the classifier of a {type(model).__name__} is frozen, and this method sends it: set requires_grad on "
+            "all its parameters"
         )
 
 
@@ -166,7 +166,7 @@ def has_units(model: nn.Module) -> bool:
 
 
 def _layers(model: nn.Module) -> list[str]:
-    """The names of a Sequential's layers, those that stand in it twice, too, which named_children() leaves out."""
+    """The names of a Sequential's layers, including repeated ones, which named_children() omits."""
     return list(model._modules)
 
 

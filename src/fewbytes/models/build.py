@@ -1,4 +1,4 @@
-"""A model from its name, as a command line or a TOML file gives it."""
+"""Builds a model from its name on the command line or in a TOML file."""
 
 from __future__ import annotations
 
@@ -48,30 +48,30 @@ MIXES: dict[str, tuple[str, ...]] = {
     "HtFE9": (*(f"resnet{depth}:stem=7x7" for depth in (4, 6, 8, 10)), *_RESNETS),
     "HtM10": (*_EIGHT, "torchvision:vit_b_16", "torchvision:vit_b_32"),
 }
-"""FedKTL's families of different models by name, each with features pooled to one length (`HtFE8@256`; 512)."""
+"""FedKTL's families of models by name, each with features pooled to one length (`HtFE8@256`; default 512)."""
 
 
 def build_model(name: str, shape: tuple[int, ...], classes: int, learns: str = "classes") -> nn.Module:
-    """A fresh model for samples of `shape`, for example (3, 32, 32), giving `classes` logits.
+    """Build a model for samples of `shape`, for example (3, 32, 32), with `classes` logits.
 
     `name` is one of
 
     - `resnet<depth>`: 4, 6, 8 and 10 (one basic block per stage), 18, 26, 34, 50, 101, 152; options `width` (64;
-      channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`; without it 3x3, but
-      7x7 for depths up to 10 on images so large that the last stage sees more than one pixel
-    - `resnet18-sigmoid` with the same options, and `lenet`: smooth ones, for `fewbytes attack`
+      channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`. The default stem is
+      3x3, but 7x7 for depths up to 10 if images are so large that the last stage sees more than one pixel
+    - `resnet18-sigmoid` with the same options, and `lenet`: smooth models, for `fewbytes attack`
     - `cnn4`, `vgg9` with the option `scale` (1.0), `mlp` with the options `hidden` (200) and `layers` (1)
     - `unet` with the option `width` (16; channels at the top): logits for every pixel
     - `yolox-nano`, `yolox-tiny`, `yolox-s`, `yolox-m`, `yolox-l` and `yolox-x`: detectors, for data with boxes
     - `torchvision:<name>`, any classifier of torchvision, with random weights
-    - `hf:<folder or name>`, a model of transformers with the head for what it `learns`, with its own weights
-    - `package.module:callable`, your own. It gets those of `shape`, `classes`, `num_classes` and `in_channels` that
-      its signature names, and returns an `nn.Module`
+    - `hf:<folder or name>`, a model of transformers with its own weights and the head for what it `learns`
+    - `package.module:callable`, your own. It is called with those of `shape`, `classes`, `num_classes` and
+      `in_channels` that its signature has, and returns an `nn.Module`
 
-    and may end in `@K`, as in `resnet18:width=32@512`: its features are then pooled to K numbers and a new Linear
-    classifies them (`PooledFeatures`); torchvision's vision transformers get two, with 768 numbers and tanh between.
+    The name may end in `@K`, as in `resnet18:width=32@512`: features are then pooled to K numbers, and a new Linear
+    classifies them (`PooledFeatures`). Vision transformers of torchvision get two Linears, with 768 units and tanh.
 
-    Weights are drawn from torch's global generator. Raises UserError for a name, option or model that does not work.
+    Weights come from torch's global generator. Raises UserError for an invalid name, option or model.
 
     >>> from fewbytes.models import build_model
     >>> model = build_model("mlp:hidden=8", (1, 8, 8), classes=10)
@@ -80,7 +80,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int, learns: str = "
     """
     if len(_expanded(name)) > 1:
         raise UserError(
-            f"{name!r} is a mix of models, not one: take ModelBuilder, or one of {', '.join(_expanded(name))}"
+            f"{name!r} is a mix of models, not one: use ModelBuilder, or one of {', '.join(_expanded(name))}"
         )
     if name.startswith(PREFIX):
         return hugging_face_model(name.removeprefix(PREFIX), shape, classes, learns)
@@ -127,12 +127,12 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 class ModelBuilder:
-    """Makes client i's model from names joined by `+`: the i-th, and from the first again after the last.
+    """Builds client i's model from names joined by `+`, which repeat in order if there are more clients.
 
-    One name is the model of all clients. ResNets that name no `stem` have one in common: 3x3 if any ResNet among the
-    names has it, else 7x7. A name of `MIXES`, in any case, stands for its models with the stems these state: `HtFE2@64`
-    is `cnn4@64+resnet18:stem=7x7@64`. `kernels`: how Fed-KGF generates the kernels of every model. `normalisation`: of
-    samples, by every model. Other names, shapes and errors, and what it `learns`, as in `build_model`.
+    One name is the model of all clients. ResNets without a `stem` share one: 3x3 if any ResNet in the list has it, else
+    7x7. A name of `MIXES`, in any case, means its models with their stems: `HtFE2@64` is
+    `cnn4@64+resnet18:stem=7x7@64`. `kernels`: how Fed-KGF generates the kernels of every model. `normalisation` is
+    added to every model. Names, shapes, `learns` and errors are those of `build_model`.
     """
 
     def __init__(
@@ -148,17 +148,17 @@ class ModelBuilder:
         self.shape, self.classes, self.kernels, self.learns = shape, classes, kernels, learns
         self.normalisation = normalisation
         if len(self.names) > 1 and not all(self.names):
-            raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
+            raise UserError(f"a mix of models is a list of names joined by +, but {names!r} has an empty name")
 
     def __call__(self, client: int) -> nn.Module:
-        """Client `client`'s model, with weights drawn from torch's global generator."""
+        """Build the model of `client`, with weights from torch's global generator."""
         model = build_model(self.names[client % len(self.names)], self.shape, self.classes, self.learns)
         model = model if self.kernels is None else with_generated_kernels(model, self.kernels)
         how = self.normalisation
         return model if how is None else with_normalisation(model, how, len(self.shape))
 
     def architecture(self, client: int) -> int:
-        """A number that is equal for clients with the same name."""
+        """An index that is equal for clients with the same model name."""
         return self.names.index(self.names[client % len(self.names)])
 
 
@@ -174,15 +174,15 @@ def batch_norm_names(model: nn.Module) -> set[str]:
 
 
 def _expanded(name: str) -> list[str]:
-    """The models a name stands for: those of a mix, else itself."""
+    """The models of a mix; for any other name, a list of that name."""
     mix, at, size = name.partition("@")
     models = {known.lower(): models for known, models in MIXES.items()}.get(mix.lower())
     return [name] if models is None else [f"{model}@{size if at else 512}" for model in models]
 
 
 def _stem(name: str, shape: tuple[int, ...]) -> str | None:
-    """The stem of the ResNet of that name, by default 7x7 for the shallow ones, unless it would leave their last stage,
-    and its batch normalisation, a single pixel of an image; None for another model."""
+    """The stem of the ResNet `name`; None for other models. The default for shallow ResNets is 7x7, unless the last
+    stage and its batch normalisation would see a single pixel."""
     base, _, options = name.partition("@")[0].partition(":")
     if base not in NAMES or not base.startswith("resnet"):
         return None
@@ -190,12 +190,12 @@ def _stem(name: str, shape: tuple[int, ...]) -> str | None:
     if named:
         return named[1]
     depth = int(re.findall(r"\d+", base)[0])
-    halved = 2 ** (1 + len(DEPTHS[depth][1]))  # how much smaller the last stage's maps are: two in the stem
+    halved = 2 ** (1 + len(DEPTHS[depth][1]))  # how much smaller the last stage's maps are; the stem halves twice
     return "7x7" if depth <= 10 and min(shape[1:], default=0) > halved else "3x3"
 
 
 def _with_one_stem(names: list[str], shape: tuple[int, ...]) -> list[str]:
-    """The names, 3x3 written into those of ResNets that name no stem, if any ResNet has that one."""
+    """The names with stem 3x3 added to ResNets without a stem, if any ResNet in the list has that one."""
     if "3x3" not in [_stem(name, shape) for name in names]:
         return names
     result = []
@@ -207,11 +207,11 @@ def _with_one_stem(names: list[str], shape: tuple[int, ...]) -> list[str]:
 
 
 MOST = {"hidden": 1 << 16, "layers": 1 << 8, "width": 1 << 10}
-"""Of the models' options: beyond that a name of a few letters, a server's or a file's, takes all memory."""
+"""Maximum values of the options: larger ones, possibly from a server or a file, could use up all memory."""
 
 
 def _options(base: str, text: str) -> dict[str, Any]:
-    """`width=32,stem=7x7` read, each option checked against what the model `base` takes."""
+    """Parse `width=32,stem=7x7`; each option is checked against those of the model `base`."""
     takes = {
         "mlp": ("hidden", "layers"),
         "cnn4": (),
@@ -255,7 +255,7 @@ def _torchvision(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if name in ("googlenet", "inception_v3"):
         options = {"aux_logits": False, "init_weights": True}
     elif name.startswith("vit_"):
-        options = {"image_size": shape[1]}  # its position embedding is made for one size
+        options = {"image_size": shape[1]}  # its position embedding has a fixed size
     model: nn.Module = _call(f"torchvision:{name}", zoo.get_model, name, weights=None, num_classes=classes, **options)
     if shape[0] != 3:
         _replace_first_convolution(model, shape[0])
@@ -278,7 +278,7 @@ def _own(module: str, attribute: str, shape: tuple[int, ...], classes: int) -> n
     except Exception as error:  # importing runs the user's code
         raise UserError(f"cannot import model {name!r}: {import_failed(error, module)}") from error
     if not callable(maker):
-        raise UserError(f"model {name!r} is a {type(maker).__name__}, not a class or function that makes a model")
+        raise UserError(f"model {name!r} is a {type(maker).__name__}, not a class or function that returns a model")
     offered = {"shape": shape, "classes": classes, "num_classes": classes, "in_channels": shape[0]}
     try:
         takes = set(inspect.signature(maker).parameters)
@@ -286,7 +286,7 @@ def _own(module: str, attribute: str, shape: tuple[int, ...], classes: int) -> n
         takes = set()
     model = _call(name, maker, **{key: value for key, value in offered.items() if key in takes})
     if not isinstance(model, nn.Module):
-        raise UserError(f"model {name!r} made a {type(model).__name__}; it must return a torch.nn.Module")
+        raise UserError(f"model {name!r} returned a {type(model).__name__}; it must return a torch.nn.Module")
     return model
 
 

@@ -1,4 +1,4 @@
-"""Chains: models whose convolutions and linear layers follow one another, so that neurons can be permuted and added."""
+"""Chains: models of consecutive convolutions and linear layers, whose neurons can be permuted and added."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Layer = nn.Conv2d | nn.Linear
 def chain_of(model: nn.Module) -> dict[str, Layer]:
     """The layers of a chain in order, by name; the last is the classifier.
 
-    Each takes what the one before gives, a neuron's outputs side by side; between them is what has no entries: ReLU,
-    pooling, dropout, flattening. Before the first may be anything that is not trained. Raises UserError for a model
-    that is no chain.
+    Each layer takes the output of the one before, with a neuron's outputs adjacent. Between layers only modules without
+    entries are allowed: ReLU, pooling, dropout, flattening. Modules before the first layer may be anything untrained.
+    Raises UserError for a model that is no chain.
     """
     names, own = {id(module): name for name, module in model.named_modules()}, trained_entries(model)
     entries = {id(value) for value in own.values()}
@@ -35,12 +35,12 @@ def chain_of(model: nn.Module) -> dict[str, Layer]:
         raise _no_chain(model, "trained parameters beside its layers")
     for before, after in pairwise(found):
         if after.weight[0].numel() % len(before.weight) or (isinstance(after, nn.Conv2d) and not _fit(before, after)):
-            raise _no_chain(model, "a layer that takes other numbers than the one before gives")
+            raise _no_chain(model, "a layer whose inputs do not match the outputs of the one before")
     return {names[id(layer)]: layer for layer in found}
 
 
 def resized(model: nn.Module, state: State) -> nn.Module:
-    """The chain itself, its layers of the sizes that `state` has, and with its values. Raises MethodError."""
+    """Resize the layers of `model` to those of `state`, load its values, and return the model. Raises MethodError."""
     for name, layer in chain_of(model).items():
         for kind in ("weight", "bias"):
             if (value := state.get(f"{name}.{kind}")) is not None:
@@ -50,17 +50,17 @@ def resized(model: nn.Module, state: State) -> nn.Module:
         else:
             layer.out_features, layer.in_features = layer.weight.shape
     load_state(model, state)
-    model.recipe = {"kind": "resized"}  # type: ignore[assignment]  # what a file of it says, so that it can be read back
+    model.recipe = {"kind": "resized"}  # type: ignore[assignment]  # saved in the model's file, for reading it again
     return model
 
 
 def resized_network(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> nn.Module:
-    """The resized chain a file holds, from its state; `model(client)` makes it as it was before."""
+    """Rebuild a resized chain from a file's state; `model(client)` builds it in its original size."""
     return resized(model(0), state)
 
 
 def _parts(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """The modules in order, in place of each Sequential what it holds."""
+    """The modules in order; each Sequential is replaced by its contents."""
     for module in modules:
         if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             yield from _parts(module)
@@ -74,6 +74,6 @@ def _fit(before: Layer, after: nn.Conv2d) -> bool:
 
 def _no_chain(model: nn.Module, has: str) -> UserError:
     return UserError(
-        f"a {type(model).__name__} is no chain of convolutions and linear layers alone, it has {has}: take vgg9, cnn4, "
+        f"a {type(model).__name__} is not a chain of convolutions and linear layers, it has {has}: use vgg9, cnn4, "
         "lenet or mlp"
     )

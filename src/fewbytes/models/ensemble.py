@@ -1,4 +1,4 @@
-"""Several models that answer as one."""
+"""Ensembles of models."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fewbytes.base.state import State, load_state
 
 
 class LogitMean(nn.Module):
-    """The mean of its members' logits, with equal weights; members may differ but for their input and classes."""
+    """The mean of its members' logits, with equal weights. Members share inputs and classes only."""
 
     def __init__(self, members: Iterable[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
         self.recipe: dict[str, Any] = {}
-        """What `logit_mean` needs to build it again, for a file."""
+        """The arguments of `logit_mean`, saved in the model's file."""
 
     def each(self, *x: Tensor, **tensors: Tensor) -> Tensor:
         """Every member's logits, (members, n, classes)."""
@@ -31,7 +31,7 @@ class LogitMean(nn.Module):
 
 
 def logit_mean(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> LogitMean:
-    """An ensemble from its `recipe` and its state, as a file keeps them; `model(client)` makes a member."""
+    """Rebuild an ensemble from the `recipe` and state of a file; `model(client)` builds a member."""
     ensemble = LogitMean(model(client) for client in recipe["clients"])
     load_state(ensemble, state)
     return ensemble

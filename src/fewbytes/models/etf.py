@@ -1,4 +1,4 @@
-"""A classifier whose class vectors are fixed beforehand: the equally spread columns of a simplex frame."""
+"""A classifier with fixed class vectors: the equally spread columns of a simplex frame."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fewbytes.models.blocks import features_of, head_sizes
 def simplex_frame(u: Tensor) -> Tensor:
     """The equiangular tight frame V = sqrt(C / (C - 1)) U (I - 11^T / C), (K, C), of orthonormal columns U (K, C).
 
-    Its columns have length 1 and pairwise cosine -1 / (C - 1); of one class it is that column. Source: FedKTL, 3.3.2.
+    Its columns have length 1 and pairwise cosine -1 / (C - 1); with one class it is U. Source: FedKTL, 3.3.2.
     """
     classes = u.shape[1]
     if classes == 1:
@@ -39,7 +39,7 @@ class Embedding(nn.Module):
 
 
 class EtfNetwork(nn.Module):
-    """Samples to the cosines (n, C) of their embedding with the columns of a frame (K, C), which is not learnt."""
+    """Samples to the cosines (n, C) between their embeddings and the columns of a fixed frame (K, C)."""
 
     def __init__(self, embedding: Embedding, frame: Tensor) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class EtfNetwork(nn.Module):
         self.register_buffer("frame", frame)
         self.frame: Tensor
         self.recipe: dict[str, Any] = {"kind": "etf"}
-        """What `etf_network` needs to build it again, for a file; `client` is for the one who makes it to say."""
+        """The arguments of `etf_network`, saved in the model's file; the caller adds `client`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Samples (n, …) to cosines (n, C) in [-1, 1]."""
@@ -56,7 +56,7 @@ class EtfNetwork(nn.Module):
 
 
 def etf_network(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> EtfNetwork:
-    """The network from its `recipe` and its state, as a file keeps them; `model(client)` makes the client's model."""
+    """Rebuild the network from the `recipe` and state of a file; `model(client)` builds the client's model."""
     body, frame = model(recipe["client"]), state["frame"]
     head = nn.Linear(head_sizes(body)[0], frame.shape[0])
     network = EtfNetwork(Embedding(features_of(body), head), torch.zeros_like(frame))

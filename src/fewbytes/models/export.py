@@ -28,17 +28,16 @@ from fewbytes.models.normalisation import Normalisation
 
 Format = Literal["onnx", "torch", "safetensors"]
 FILES: dict[Format, str] = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
-"""What each format's file is called. A .pt2 is what PyTorch has in place of TorchScript, which it gives up; as it is
-written here there is no pickle in it."""
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # what a tokenizer's files are called
-ONE_FILE = 2_000_000_000  # bytes of a model that one ONNX file holds
+"""The file name of each format. A .pt2 file, PyTorch's successor to TorchScript, contains no pickle as written here."""
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # the files of a tokenizer
+ONE_FILE = 2_000_000_000  # maximum bytes of a model in one ONNX file
 
 
 class _Outputs(nn.Module):
-    """The model as it is exported: samples to a tensor, whatever else it gives and whatever hooks it has."""
+    """The exported model: samples to one tensor, whatever else the model returns and whatever hooks it has."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        """`names`: of the tensors of a sample, if it has several, by which the model takes them."""
+        """`names`: the argument names of a sample's tensors, if it has several."""
         super().__init__()
         self.model = model
         self.names = tuple(names)
@@ -57,12 +56,12 @@ def export_model(
     out: Path | str | None = None,
     build: Callable[..., nn.Module] | None = None,
 ) -> list[Path]:
-    """Write the global model of a finished run, or a client's own, into the folder `out`; returns the files' paths.
+    """Write the global model of a finished run, or one client's, into the folder `out`; returns the files' paths.
 
-    By default the folder is RUN/export, or RUN/export/client-I. Beside the model in each of the `formats` stand
-    model.json, which says what it takes and gives (of a table what its columns mean, too), README.md, how to run it,
-    and the tokenizer of texts; another export's files there are replaced. `build`: as for `load_model`. Raises
-    UserError if there is no such model, or it cannot be exported.
+    The default folder is RUN/export, or RUN/export/client-I. It gets the model in each of the `formats`, model.json
+    with the model's inputs and outputs (for tables also the columns' meaning), README.md with instructions, and the
+    tokenizer for texts. Files of earlier exports are replaced. `build`: see `load_model`. Raises UserError if there is
+    no such model, or it cannot be exported.
 
     >>> import tempfile
     >>> import fewbytes as fb
@@ -78,11 +77,11 @@ def export_model(
     run = Path(run)
     model, about = read_model(run, client, build)
     if about.get("learns") == "boxes":
-        raise UserError(f"{run} trained a detector, which is not exported: load it with fewbytes.load_model")
+        raise UserError(f"{run} trained a detector, which cannot be exported: load it with fewbytes.load_model")
     if "sample_shape" not in about:
         raise UserError(
-            f"{run} does not say what samples its models take, as the server had none or fewbytes was older: load it "
-            "with fewbytes.load_model"
+            f"{run} does not record the shape of its models' samples, as the server had none or fewbytes was older: "
+            "load the model with fewbytes.load_model"
         )
     if "onnx" in formats:
         _check_onnx()
@@ -108,7 +107,7 @@ def export_model(
     finally:
         shutil.rmtree(written, ignore_errors=True)
         with suppress(OSError):
-            folder.rmdir()  # if there is nothing in it
+            folder.rmdir()  # if it is empty
     return [folder / name for name in names]
 
 
@@ -123,38 +122,38 @@ def _check_onnx() -> None:
 
 
 def _tokenizer(run: Path, about: dict[str, Any]) -> Any:
-    """What cut the run's texts into tokens, None where there were none. Raises UserError if it is not there now."""
+    """The tokenizer of the run's texts, None if there were none. Raises UserError if it is missing or differs."""
     if "tokenizer_digest" not in about:
         return None
     place = about.get("tokenizer") or about["model"].removeprefix(PREFIX)
-    with only_allowed():  # what the model's file names
+    with only_allowed():  # the place comes from the model's file
         tokenizer = read_tokenizer(place)
     if tokenizer_digest(tokenizer) != about["tokenizer_digest"]:
-        raise UserError(f"the tokenizer {place} is not the one {run} was made with: put that in its place")
+        raise UserError(f"the tokenizer {place} is not the one {run} was trained with: put the original there")
     return tokenizer
 
 
 def _samples(about: dict[str, Any]) -> dict[str, Tensor]:
-    """Two samples of zeros as the model takes them, by name: what one sample gives could hold for one alone."""
+    """Two samples of zeros by tensor name: a batch of one would be exported with a fixed batch size."""
     tensors = about.get("tensors") or {"x": {"shape": about["sample_shape"], "dtype": _dtype(about.get("samples"))}}
     return {name: torch.zeros(2, *of["shape"], dtype=getattr(torch, of["dtype"])) for name, of in tensors.items()}
 
 
 def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Format], folder: Path) -> None:
-    """The model in each format; x: the tensors of samples (2, …)."""
+    """Write the model in each format; x: the tensors of samples (2, …)."""
     if "safetensors" in formats:
         state = {name.removeprefix("model."): copied(value) for name, value in model.state_dict().items()}
         (folder / FILES["safetensors"]).write_bytes(save(state))
     if not {"torch", "onnx"} & set(formats):
         return
     if not torch.cuda.is_available():
-        # Autograd starts threads for the devices it knows when it is first used, and processes with them cannot be
-        # forked for a later run. Exporting makes a device known that is none: so it is used before.
+        # On first use Autograd starts a thread for each known device, and a process with threads cannot be forked for
+        # a later run. Exporting registers a fake device, so Autograd is used once before.
         torch.zeros((), requires_grad=True).backward()
     step = "PyTorch"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what will be different in later versions of torch
+            warnings.simplefilter("ignore")  # about changes in later versions of torch
             sizes = tuple({0: torch.export.Dim("n")} for _ in x)
             program = torch.export.export(model, tuple(x.values()), dynamic_shapes=(sizes,))
             program.example_inputs = None  # would be pickled
@@ -170,18 +169,18 @@ def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Forma
     except OSError:
         raise
     except Exception as error:  # users' own models may do what cannot be exported
-        others = "--safetensors writes its weights" if step == "PyTorch" else "leave it out, by --torch --safetensors"
+        others = "--safetensors writes its weights" if step == "PyTorch" else "use --torch --safetensors instead"
         why = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error, 200)
-        raise UserError(f"the model has something that cannot be exported for {step} ({why}): {others}") from None
+        raise UserError(f"the model cannot be exported for {step} ({why}): {others}") from None
 
 
 def _described(run: Path, client: int | None, about: dict[str, Any], formats: Sequence[Format]) -> dict[str, Any]:
-    """What model.json says, but of texts."""
+    """The contents of model.json, except for texts."""
     shape, stored = about["sample_shape"], about.get("samples", "float32")
     tensors = {name: _tensor(of["shape"], of["dtype"]) for name, of in about.get("tensors", {}).items()}
     how = None if "normalise" not in about else Normalisation.read(about["normalise"]).on(shape[0])
     result, found, scores = run / "result.json", {}, {}
-    if result.is_file():  # a node of a deployment has none
+    if result.is_file():  # a deployment's node has none
         try:
             found = json.loads(result.read_text())
             scores = _scores(found)
@@ -213,12 +212,12 @@ def _tensor(shape: Sequence[int], dtype: str) -> dict[str, Any]:
 
 
 def _dtype(stored: str | None) -> str:
-    """Of which type a model takes samples that are stored so."""
+    """The type of a model's input for samples stored with this type."""
     return "int64" if stored == "int64" else "float32"
 
 
 def _table(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a table's columns mean, in the order in which a sample has them."""
+    """The meaning of a table's columns, in the order of a sample's features."""
 
     def scaled(name: str) -> dict[str, Any]:
         mean, std = schema["numbers"][name]
@@ -234,14 +233,14 @@ def _table(schema: dict[str, Any]) -> dict[str, Any]:
         "missing": {
             "rule": schema["missing"],
             "becomes": "0, the column's mean, or zeros, no category" if filled else "refused",
-            "written": sorted({"", *schema.get("missing_marks", ())}),  # as tables are read
+            "written": sorted({"", *schema.get("missing_marks", ())}),  # as in the table's file
         },
         "unknown_category": "refused",
     }
 
 
 def _text(tokenizer: Any, files: list[str], length: int, learns: str) -> dict[str, Any]:
-    """How texts become samples of so many tokens, by a tokenizer in those files."""
+    """How texts become samples of `length` tokens, with the tokenizer in these files."""
     whole = learns == "classes"
     return {
         "tokenizer": files,
@@ -253,7 +252,7 @@ def _text(tokenizer: Any, files: list[str], length: int, learns: str) -> dict[st
 
 
 def _scores(found: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """By metric and kind, the last values of a run that result.json tells of."""
+    """The last values in result.json by metric and kind."""
     score = found.get("score", {})
     kinds = {score.get("metric"): score.get("all", {}), **found.get("further", {})}
     return {metric: {kind: value["final"] for kind, value in each.items()} for metric, each in kinds.items() if each}

@@ -1,4 +1,4 @@
-"""What stands beside an exported model for people: what it takes and gives, and the lines of Python that run it."""
+"""The README beside an exported model: its inputs and outputs, and Python code that runs it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from fewbytes.base.errors import cleaned
 
-About = dict[str, Any]  # what model.json says
+About = dict[str, Any]  # the contents of model.json
 
 LOADED = {
     "torch": 'torch.export.load("model.pt2").module()',
     "onnxruntime": 'onnxruntime.InferenceSession("model.onnx")',
 }
 
-# What follows is Python that users run, where fewbytes is not installed: of a table's rows, texts to be classified, and
-# texts that go on.
+# These templates are Python that users run without fewbytes installed: for a table's rows, for classifying texts, and
+# for continuing texts.
 ROWS = Template("""\
 import csv, json, numpy, $library
 
@@ -82,7 +82,7 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(".")
 model = $loaded
 
 
-def answer(text, more=10):  # the text, and so many tokens, each the likeliest
+def answer(text, more=10):  # the text and `more` tokens, each the likeliest
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     for _ in range(more):
         seen = tokens[-$length:]
@@ -118,12 +118,12 @@ def readme(about: About) -> str:
 
 
 def _words(text: str) -> str:
-    """A name from a run or a model's file, which may be a stranger's, as Markdown shows it: as text."""
+    """A name from a run or an untrusted model file, escaped as plain text in Markdown."""
     return re.sub(r"[\\`\[\]]", r"\\\g<0>", escape(cleaned(str(text)), quote=False))
 
 
 def _taken(about: About) -> str:
-    """What the model takes, in words."""
+    """A sentence about the model's inputs."""
     taken, table, text = about["input"], about["table"], about["text"]
     shape = taken["shape"]
     if taken["tensors"]:
@@ -153,7 +153,7 @@ def _taken(about: About) -> str:
 
 
 def _given(about: About) -> str:
-    """What the model gives, in words."""
+    """A sentence about the model's outputs."""
     scaled = "in standard deviations from the mean, `target` in model.json, as its scores are"
     given = {
         "classes": "logits, one for each of `classes` in model.json",
@@ -170,7 +170,7 @@ def _listed(shape: list[Any]) -> str:
 
 
 def _snippet(about: About, library: str) -> str:
-    """Python that runs the model: from a row, a text or an image to an answer, else on samples of zeros."""
+    """Python that runs the model: on a row, a text or an image, else on samples of zeros."""
     words = {"library": library, "loaded": LOADED[library]}
     if about["table"]:
         x = _outputs(library, {"x": 'numpy.array([x], "float32")'})
@@ -189,7 +189,7 @@ def _snippet(about: About, library: str) -> str:
 
 
 def _outputs(library: str, tensors: dict[str, str]) -> str:
-    """The call that gives the model's outputs of arrays, by the tensors' names."""
+    """The call that computes the model's outputs from arrays, by the tensors' names."""
     if library == "torch":
         return f"model({', '.join(f'torch.from_numpy({array})' for array in tensors.values())})"
     given = ", ".join(f"{json.dumps(name)}: {array}" for name, array in tensors.items())
@@ -197,7 +197,7 @@ def _outputs(library: str, tensors: dict[str, str]) -> str:
 
 
 def _of_samples(about: About, library: str) -> list[str]:
-    """Six lines that run the model on an image, or a few on samples of zeros."""
+    """Six lines that run the model on an image, or a few that run it on zeros."""
     taken = about["input"]
     labelled = about["learns"] == "classes" and about["classes"]
     imports = ["json"] if labelled else []
@@ -216,7 +216,7 @@ def _of_samples(about: About, library: str) -> list[str]:
         tensors = taken["tensors"] or {"x": taken}
         arrays = {name: name if name.isidentifier() else f"x{i}" for i, name in enumerate(tensors)}
         lines = [
-            f'{array} = numpy.zeros({(1, *of["shape"][1:])}, "{of["dtype"]}")  # in place of samples of yours'
+            f'{array} = numpy.zeros({(1, *of["shape"][1:])}, "{of["dtype"]}")  # replace with your samples'
             for array, of in zip(arrays.values(), tensors.values(), strict=True)
         ]
         imports += ["numpy", library]

@@ -1,4 +1,4 @@
-"""Any model with features of a chosen length, so that clients with different models can exchange theirs."""
+"""Models with features of a given length, so that clients with different models can exchange features."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fewbytes.models.blocks import is_splittable, units_of
 
 
 class PooledFeatures(nn.Module):
-    """`model` with its last layer replaced: its features averaged to `size` numbers, and a new classifier `fc`.
+    """`model` with a new last layer: its features are averaged to `size` numbers, followed by a new classifier `fc`.
 
-    The average is 1-d adaptive pooling over the feature vector: the vector itself where it has that length, windows
-    (which may overlap) of a longer one, repetitions of a shorter one. The last layer is the `classifier` of a
-    splittable model, else the last Linear among its modules. `fc` is a Linear, or with `hidden` two of them with tanh
-    between. Changes `model`. Source: FedKTL, section 4.1. Raises UserError if there is no such layer.
+    The average is 1-d adaptive pooling over the feature vector: unchanged at that length, windows (possibly
+    overlapping) of a longer vector, repetitions of a shorter one. The last layer is the `classifier` of a splittable
+    model, else the last Linear. `fc` is a Linear, or with `hidden` two of them with tanh between. Changes `model`.
+    Source: FedKTL, section 4.1. Raises UserError if there is no such layer.
     """
 
     def __init__(self, model: nn.Module, size: int, classes: int, hidden: int | None = None) -> None:
@@ -36,7 +36,7 @@ class PooledFeatures(nn.Module):
         return self.fc
 
     def units(self) -> dict[str, nn.Module]:
-        """The model's own, or the one unit `body`; the last one ends with the pooling."""
+        """The model's units, or the single unit `body`; the last one ends with the pooling."""
         splittable = is_splittable(self.body)
         units = units_of(self.body) if splittable else {"body": self.body}
         last = next(reversed(units))
@@ -44,7 +44,7 @@ class PooledFeatures(nn.Module):
 
     @property
     def default_cuts(self) -> dict[int, tuple[str, ...]]:
-        """The model's own."""
+        """Those of the pooled model."""
         return getattr(self.body, "default_cuts", {})
 
 
@@ -55,6 +55,6 @@ def _last_layer(model: nn.Module) -> str:
     found: list[str] = [name for name, module in model.named_modules() if module is last]
     if not found or not found[-1]:
         raise UserError(
-            f"a {type(model).__name__} has no Linear as a last layer to replace: take it without @, or another"
+            f"a {type(model).__name__} has no Linear as last layer to replace: leave out @, or use another model"
         )
     return found[-1]

@@ -1,4 +1,4 @@
-"""Trained models as safetensors files, and back by one call."""
+"""Trained models as safetensors files, and loading them."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
     "prototypes": prototype_network,
     "resized": resized_network,
 }
-"""By the kind of a recipe: what makes the model of (recipe, state, maker of a client's model)."""
+"""By the kind of a recipe: the function that builds the model from (recipe, state, builder of a client's model)."""
 
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 
 
 class Recipe(TypedDict, total=False):
-    """How a model is put together; what else stands there is for its kind."""
+    """How a model is composed; further keys depend on the kind."""
 
     kind: Required[str]
     clients: list[Size]
 
 
 class Values(TypedDict):
-    """One tensor of samples of several."""
+    """Shape and type of one tensor of a sample."""
 
     shape: list[Size]
     dtype: Annotated[str, msgspec.Meta(pattern=r"^(bool|bfloat16|u?int\d+|float\d+)$")]
 
 
 class Columns(TypedDict, total=False):
-    """What a table's columns mean."""
+    """The meaning of a table's columns."""
 
     numbers: Required[dict[str, tuple[float, float]]]
     categories: Required[dict[str, list[str]]]
@@ -82,7 +82,7 @@ class Columns(TypedDict, total=False):
 
 
 class About(TypedDict, total=False):
-    """What a model's file says, where it is used; its bounds are for files of strangers."""
+    """The metadata of a model's file, as far as it is used; the bounds protect against untrusted files."""
 
     model: str
     sample_shape: Annotated[list[Size], msgspec.Meta(min_length=1, max_length=8)]
@@ -102,17 +102,17 @@ class About(TypedDict, total=False):
     tensors: dict[str, Values]
 
 
-TIMES = 4  # the values of a file that its model may have
+TIMES = 4  # maximum ratio of a model's number of values to its file's
 _NO_OWN_MODELS = "its clients keep none of their own, leave out --client"
 
 
 def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
-    """Write the model's parameters and buffers; `about` may say how to build it: `model`, `sample_shape`, `classes`.
+    """Write the model's parameters and buffers; `about` may state how to build it: `model`, `sample_shape`, `classes`.
 
-    A model put together from clients' models says how in its `recipe`, which is written too. Of a model whose frozen
-    part lies elsewhere, in transformers' folders, only what is trained is written, and a digest of that part.
+    The `recipe` of a model composed of clients' models is written, too. If the frozen part is stored elsewhere, in
+    transformers' folders, only the trained part is written, with a digest of the frozen one.
     """
-    make_folder(path.parent, mode=0o700)  # whose it is where it is there already, whoever names it knows
+    make_folder(path.parent, mode=0o700)  # an existing folder keeps its mode: the caller chose it
     recipe = {"recipe": model.recipe} if hasattr(model, "recipe") else {}
     elsewhere = str(about.get("model", "")).startswith(PREFIX) and frozen_entries(model) and not recipe
     written = trained_entries(model) if elsewhere else all_entries(model)  # frozen parts, too
@@ -120,11 +120,11 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     state = {name: copied(value) for name, value in written.items()}
     words = json.dumps(about | recipe | frozen)
     with replacing(path) as file:
-        file.write(save(state, metadata={"fewbytes": _digest(words, state) + words}))  # of several the order is drawn
+        file.write(save(state, metadata={"fewbytes": _digest(words, state) + words}))  # one key: order is random
 
 
 def _digest(about: str, state: State) -> str:
-    """64 characters that differ where anything in a model's file does: what it says, a name, type, shape or value."""
+    """64 characters that depend on everything in a model's file: metadata, names, types, shapes and values."""
     hasher = blake3(about.encode())
     for name, value in sorted(state.items()):
         hasher.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -133,7 +133,7 @@ def _digest(about: str, state: State) -> str:
 
 
 def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
-    """What makes the models of a run that says this about itself, those of transformers with what was drawn in it."""
+    """A builder of the run's models from their metadata; transformers' models get the run's random initialisation."""
     kernels, learns = Kernels(about["kgf"], about["seed"]) if "kgf" in about else None, about.get("learns", "classes")
     shape, how = tuple(about["sample_shape"]), about.get("normalise")
     normalisation = None if how is None else Normalisation.read(how).on(shape[0])
@@ -149,11 +149,11 @@ def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
 
 
 def load_model(run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None) -> nn.Module:
-    """A model a run saved: the global one, or a client's own, which may be its member of an ensemble; in eval mode.
+    """Load a model of a run in eval mode: the global one, or a client's own, possibly its member of an ensemble.
 
-    `build` makes the module for runs on your own one, as for `Task`; no code that the file names is imported, unless
-    `with only_allowed("package.module"):` (`fewbytes.base.named`) is around the call. Raises UserError if the run saved
-    no such model, the file is damaged, or the module does not fit it.
+    `build` builds the module if the run used your own, as in `Task`. No code named in the file is imported, unless the
+    call is inside `with only_allowed("package.module"):` (`fewbytes.base.named`). Raises UserError if the run saved no
+    such model, the file is damaged, or the module does not fit it.
 
     >>> import tempfile
     >>> import fewbytes as fb
@@ -172,7 +172,7 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
 def read_model(
     run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """As `load_model`, with what the file says about the model."""
+    """As `load_model`, together with the file's metadata."""
     path = _place(Path(run), client)
     check_own(Path(run))
     try:
@@ -186,9 +186,9 @@ def read_model(
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise UserError(f"the model {path} cannot be read: {one_line(error)}") from None
     if metadata.keys() - {"fewbytes"} or (digest and digest != _digest(words, state)):
-        raise UserError(f"the model {path} is damaged: it is not what was written; take a copy of it, or run anew")
+        raise UserError(f"the model {path} is damaged: restore it from a copy, or repeat the run")
     if build is None and "model" not in about:
-        raise UserError(f"{path} is of a module of your own: in Python, pass build=, the function that makes it")
+        raise UserError(f"{path} needs a module of your own: in Python, pass build=, the function that builds it")
     if client is not None and path.stem == "global":
         recipe = about.get("recipe", {})
         members = recipe["clients"] if recipe.get("kind") == "ensemble" else []
@@ -208,7 +208,7 @@ def read_model(
                 load_state(model, state)
         mark_trained(model)
         if "frozen" in about and about["frozen"] != frozen_digest(model):
-            raise MethodError(f"what is not trained of {about['model']} differs from what it was trained with")
+            raise MethodError(f"the frozen part of {about['model']} differs from the one used in training")
         lacking = (trained_entries(model) if "frozen" in about else all_entries(model)).keys() - state.keys()
         if lacking:
             raise MethodError(f"it lacks {', '.join(sorted(lacking)[:3])}")
@@ -216,10 +216,10 @@ def read_model(
         raise UserError(f"{path} does not fit the module: {error}") from None
     except UserError:
         raise
-    except Exception as error:  # what the file says of the model may be anything, and ask for any memory
+    except Exception as error:  # the metadata may be anything, and ask for any amount of memory
         if build is not None and not isinstance(error, (KeyError, IndexError, TypeError, AttributeError)):
-            raise  # of one's own code
-        raise UserError(f"the model {path} cannot be put together: {error_text(error)}") from None
+            raise  # the caller's own code failed
+        raise UserError(f"the model {path} cannot be built: {error_text(error)}") from None
     if isinstance(model, LogitMean) and client is not None:
         member = model.members[about["recipe"]["clients"].index(client)]
         return member.eval(), {key: value for key, value in about.items() if key != "recipe"}
@@ -227,11 +227,11 @@ def read_model(
 
 
 def _check_size(make: Callable[[int], nn.Module], state: State) -> None:
-    """Raises MethodError for a model of far more values than the file has, before any memory is taken for them."""
+    """Raises MethodError for a model with far more values than its file, before its memory is allocated."""
     try:
         with torch.device("meta"):
             values = sum(value.numel() for value in all_entries(make(0)).values())
-    except Exception:  # what cannot be made without memory, such as kernels that are drawn
+    except Exception:  # models that need memory to be built, such as those with random kernels
         return
     stored = sum(value.numel() for value in state.values())
     if values > TIMES * stored:
@@ -239,9 +239,9 @@ def _check_size(make: Callable[[int], nn.Module], state: State) -> None:
 
 
 def _place(run: Path, client: int | None) -> Path:
-    """Where a run keeps its global model, or a client's own: the global one's place, if there is no other model.
+    """The file of a run's global model or a client's own; the global one's if the run has no other model.
 
-    Raises UserError if it has no such model.
+    Raises UserError if there is no such model.
     """
     path = run / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
     if path.exists():
@@ -252,7 +252,7 @@ def _place(run: Path, client: int | None) -> Path:
         raise UserError(f"{run} is not a run folder: it has no config.toml")
     have = sorted(p.name for p in path.parent.glob("*.safetensors"))
     if not have:
-        raise UserError(f"{run} has no model {path.name}; it has none: it has not ended, or was not to save models")
+        raise UserError(f"{run} has no model {path.name}: the run has not ended, or did not save models")
     if client is not None and have == ["global.safetensors"]:
         return path.with_name(have[0])
     listed = ", ".join(have[:3]) + (", …" if len(have) > 3 else "")

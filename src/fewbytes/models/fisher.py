@@ -1,7 +1,7 @@
-"""The diagonal of a model's Fisher information, from squared gradients of single samples, at little more than an epoch.
+"""The diagonal of a model's Fisher information from per-sample squared gradients, for little more than an epoch's cost.
 
-A layer's gradient for one sample is the product of two matrices: what the layer was given, and the gradient of the
-sample's log-likelihood by what it gave. One backward pass of a batch to the layers' outputs has these of all samples.
+A layer's gradient for one sample is the product of two matrices: the layer's input, and the gradient of the sample's
+log-likelihood by the layer's output. One backward pass of a batch to the layers' outputs gives both for all samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fewbytes.base.state import State
 from fewbytes.models.layers import layers_of
 
 Labels = Literal["empirical", "model"]
-"""The labels a sample is given: its own, or each one in turn, weighted by the model's probability of it."""
+"""The labels of a sample: its own, or every class in turn, weighted by the model's probability of it."""
 Layer = nn.Linear | nn.Conv2d
 
 
@@ -27,15 +27,15 @@ def fisher_diagonal(model: nn.Module, x: Tensor, y: Tensor, *, kind: Labels = "e
     """F_j: the mean over samples of the squared derivative of log p(y_n | x_n) by theta_j (GENE-FL, Eq. 5).
 
     x (m, …), y (m,): samples and their classes; `model(x)` gives logits (m, classes), each row from its own sample.
-    `kind`: which labels y_n are. Returns F for those parameters of `layers_of(model)` that require gradients, by name,
-    on the CPU. The model runs in eval mode on the samples' device, `batch` samples at a time, and stays as it was.
-    Raises UserError for no samples.
+    `kind`: the labels y_n. Returns F on the CPU by name, for the parameters of `layers_of(model)` that require
+    gradients. The model runs in eval mode on the samples' device, `batch` samples at a time, and is not changed.
+    Raises UserError if there are no samples.
 
-    Fast if every layer is called once and is a Linear on vectors, or a Conv2d without groups and with a number of zeros
-    as padding. Otherwise samples go one by one, which takes at least twice as long.
+    Fast if every layer is called once and is a Linear on vectors, or a Conv2d without groups and with zero padding
+    given as numbers. Otherwise samples are processed one by one, which takes at least twice as long.
     """
     if not len(y):
-        raise UserError("Fisher information needs at least one sample, and there is none")
+        raise UserError("Fisher information needs at least one sample, but there is none")
     model.to(x.device)
     named = {name: model.get_parameter(name) for own in layers_of(model).values() for name in own}
     total: dict[Tensor, Tensor] = {p: torch.zeros_like(p) for p in named.values() if p.requires_grad}
@@ -64,7 +64,7 @@ def _add_one_by_one(total: dict[Tensor, Tensor], model: nn.Module, x: Tensor, y:
 def _add_batches(
     total: dict[Tensor, Tensor], model: nn.Module, xs: Sequence[Tensor], ys: Sequence[Tensor], kind: Labels
 ) -> bool:
-    """Add the squared gradients of each sample of the batches; or nothing, and say so, if a layer does not allow it."""
+    """Add each sample's squared gradients; returns False, without adding any, if a layer does not allow it."""
     users = [module for module in model.modules() if any(p in total for p in module.parameters(recurse=False))]
     layers = [module for module in users if _is_plain(module)]
     shared = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
@@ -89,13 +89,13 @@ def _is_plain(layer: nn.Module) -> TypeGuard[Layer]:
         plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     else:
         plain = type(layer) is nn.Linear
-    return plain and set(layer.parameters()) <= {layer.weight, layer.bias}  # else the weight is made of others
+    return plain and set(layer.parameters()) <= {layer.weight, layer.bias}  # else weight is computed from others
 
 
 def _called(
     model: nn.Module, layers: Sequence[Layer], x: Tensor
 ) -> tuple[Tensor, list[tuple[Layer, Tensor, GradientEdge]]]:
-    """model(x); and of each call of a layer its input, and its output's place in the graph, before changes in place."""
+    """model(x); and for each call of a layer its input, and its output's graph edge before in-place changes."""
     calls: list[tuple[Layer, Tensor, GradientEdge]] = []
 
     def keep(layer: Layer, given: tuple[Tensor, ...], output: Tensor) -> None:
@@ -113,7 +113,7 @@ def _called(
 def _gradients(
     logits: Tensor, y: Tensor, kind: Labels, by: list[Tensor] | list[GradientEdge]
 ) -> Iterator[tuple[Tensor | None, ...]]:
-    """Gradients whose squares, one sample's share of each, add up to that sample's F."""
+    """Gradients for which a sample's F is the sum of its squared contributions."""
     if kind == "empirical":
         values = [F.cross_entropy(logits, y, reduction="sum")]
     else:  # the gradient of sqrt(p) log p, squared, has the weight p
@@ -124,7 +124,7 @@ def _gradients(
 
 
 def _add_layer(total: dict[Tensor, Tensor], layer: Layer, given: Tensor, slope: Tensor) -> None:
-    """Add the squares of a layer's gradients for each sample: its input, and the gradient by its output."""
+    """Add a layer's squared per-sample gradients, from its input and the gradient by its output."""
     if layer.bias is not None and layer.bias in total:
         total[layer.bias] += slope.flatten(2).sum(2).square().sum(0) if slope.dim() > 2 else slope.square().sum(0)
     if layer.weight in total and isinstance(layer, nn.Conv2d):
@@ -135,7 +135,7 @@ def _add_layer(total: dict[Tensor, Tensor], layer: Layer, given: Tensor, slope: 
 
 
 def _patches(layer: nn.Conv2d, x: Tensor, size: Sequence[int]) -> Tensor:
-    """What each output was computed from: a view (n, *size, kernel height, kernel width, channels) of padded x."""
+    """The patch that each output is computed from: a view (n, *size, kernel height, kernel width, channels) of x."""
     assert not isinstance(layer.padding, str)
     height, width = layer.padding
     x = F.pad(x, (width, width, height, height))
@@ -146,9 +146,9 @@ def _patches(layer: nn.Conv2d, x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _squares(slopes: Tensor, patches: Tensor) -> Tensor:
-    """The sum over samples of the squares of slopes_n^T patches_n, (out, in): a row of both for each output position.
+    """The sum over samples of the squares of slopes_n^T patches_n, (out, in): one row of both for each output position.
 
-    One product at a time, so that it stays in the cache: writing all to memory takes longer than multiplying.
+    One product at a time stays in the cache: writing all of them to memory takes longer than multiplying.
     """
     rows, out = slopes[0].flatten(0, 1).shape
     patch = patches.new_empty(patches.shape[1:])

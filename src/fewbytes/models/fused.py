@@ -1,4 +1,4 @@
-"""FuseFL's networks: fused blocks, what a client trains at a stage, and the whole fused network."""
+"""FuseFL's networks: fused blocks, a client's training stage, and the whole fused network."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Reduce = Literal["sum", "mean", "concatenate"]
 
 
 class Gather(nn.Module):
-    """What a block is fed from all branches of the block before: their concatenation, or their mean (Eq. 7).
+    """A block's input from all branches of the block before: their concatenation, or their mean (Eq. 7).
 
-    `takes` is the shape of what the block takes. Features (n, c, h, w) of another height and width are brought to its,
-    by average pooling where neither side is smaller, else by bilinear interpolation; features (n, d) and
-    (n, tokens, d) are concatenated along d. Raises UserError for features that cannot be gathered so.
+    `takes` is the block's input shape. Features (n, c, h, w) are resized to its height and width, by average pooling if
+    neither side is smaller, else by bilinear interpolation. Features (n, d) and (n, tokens, d) are concatenated along
+    d. Raises UserError for features that cannot be gathered.
     """
 
     def __init__(self, kind: AdaptorKind, takes: tuple[int, ...]) -> None:
@@ -33,7 +33,7 @@ class Gather(nn.Module):
         self.kind, self.takes = kind, takes
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Features of each branch, (n, …), to what an adaptor or, averaged, a block takes."""
+        """Features of each branch, (n, …), to the input of an adaptor or, if averaged, of a block."""
         image = len(self.takes) == 3
         sizes = [tuple(u.shape[1:]) for u in features]
         free = 0 if self.kind == "average" else len(sizes[0]) if image else 1  # how many last dimensions may differ
@@ -48,7 +48,7 @@ class Gather(nn.Module):
 
 
 class Branch(nn.Module):
-    """One client's part of a fused block: its adaptor's weights, if it has any, and its block (A_m^k and H_m^k)."""
+    """One client's branch of a fused block: its adaptor's weights, if any, and its block (A_m^k and H_m^k)."""
 
     def __init__(self, adaptor: nn.Module | None, block: nn.Module, takes: tuple[int, ...]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Branch(nn.Module):
 
 
 class FusedBlock(nn.Module):
-    """H_fus^k: the branches in client order, all fed by all branches of the block before; the first by the sample."""
+    """H_fus^k: the branches in client order. Each takes all branches of the block before; in the first, the sample."""
 
     branches: Sequence[Branch]
 
@@ -71,22 +71,22 @@ class FusedBlock(nn.Module):
         self.branches, self.kind = _listed(branches), kind
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
-        """Features of each branch of the block before, or [samples] (n, …), to those of each branch of this one."""
+        """Features of each branch of the block before, or [samples] (n, …), to features of this block's branches."""
         if self.kind is None:
-            return [branch(features[0].clone()) for branch in self.branches]  # a block may work in place
-        gathered: dict[Any, Tensor] = {}  # branches that take features of one size share what they gather
+            return [branch(features[0].clone()) for branch in self.branches]  # a block may change its input
+        gathered: dict[Any, Tensor] = {}  # shared by branches with the same input size
         outputs = []
         for branch in self.branches:
             size = branch.takes[1:]
             if size not in gathered:
                 gathered[size] = Gather(self.kind, branch.takes)(features)
-            fed = gathered[size].clone() if self.kind == "average" else gathered[size]  # a block may work in place
+            fed = gathered[size].clone() if self.kind == "average" else gathered[size]  # a block may change its input
             outputs.append(branch(fed))
         return outputs
 
 
 class Prefix(nn.Module):
-    """Frozen fused blocks and what the next block is fed from them: (n, …) samples to (n, …) gathered features."""
+    """Frozen fused blocks and the gathering for the next block: samples (n, …) to gathered features (n, …)."""
 
     blocks: Sequence[FusedBlock]
 
@@ -104,7 +104,7 @@ class Prefix(nn.Module):
         return gathered
 
     def folded(self) -> Prefix:
-        """The same in eval mode, batch normalisation folded into convolutions where that can be found: cheaper."""
+        """A copy in eval mode with batch normalisation folded into convolutions where possible, which is cheaper."""
         blocks = [
             FusedBlock([Branch(b.adaptor, _folded(b.block), b.takes) for b in block.branches], block.kind)
             for block in self.blocks
@@ -113,9 +113,9 @@ class Prefix(nn.Module):
 
 
 class Stage(nn.Module):
-    """F^{k,m}: a frozen prefix and what client m trains behind it (its adaptor, its blocks from k on, its classifier).
+    """F^{k,m}: a frozen prefix, and client m's trained part after it (its adaptor, blocks from k on, and classifier).
 
-    `moving`: the prefix normalises by the batch and moves its statistics in training mode, as the released code does.
+    `moving`: in training mode the prefix normalises by batch and updates its statistics, as the released code does.
     """
 
     def __init__(self, prefix: nn.Module, trained: nn.Module, moving: bool = False) -> None:
@@ -123,7 +123,7 @@ class Stage(nn.Module):
         self.prefix, self.trained, self.moving = prefix, trained, moving
 
     def train(self, mode: bool = True) -> Stage:
-        """Training mode for what is trained; for the prefix only if it is `moving`."""
+        """Training mode for the trained part; for the prefix only if it is `moving`."""
         super().train(mode)
         self.prefix.train(mode and self.moving)
         return self
@@ -137,7 +137,7 @@ class Stage(nn.Module):
 
 
 class FusedNetwork(nn.Module):
-    """F_fus: all fused blocks, the reduction of the last one's branches (`reduce`, see `features`), one classifier."""
+    """F_fus: all fused blocks, a reduction of the last one's branches (`reduce`, see `features`), one classifier."""
 
     blocks: Sequence[FusedBlock]
 
@@ -145,10 +145,10 @@ class FusedNetwork(nn.Module):
         super().__init__()
         self.blocks, self.classifier, self.reduce = _listed(blocks), classifier, reduce
         self.recipe: dict[str, Any] = {}
-        """What `fused_network` needs to build it again, for a file."""
+        """The arguments of `fused_network`, saved in the model's file."""
 
     def activations(self, x: Tensor) -> list[list[Tensor]]:
-        """What every branch of every block gives: [block][branch], (n, …)."""
+        """The output of every branch of every block: [block][branch], (n, …)."""
         found, features = [], [x]
         for block in self.blocks:
             features = block(features)
@@ -170,14 +170,14 @@ class FusedNetwork(nn.Module):
 
 
 def make_adaptor(kind: AdaptorKind, gathered: tuple[int, ...], takes: tuple[int, ...]) -> nn.Module | None:
-    """A new adaptor's weights (Eq. 8), from gathered features to what a block takes; none for an average (Eq. 7)."""
+    """A new adaptor (Eq. 8), from gathered features to a block's input; None for an average (Eq. 7)."""
     if kind == "average":
         return None
     return nn.Conv2d(gathered[0], takes[0], 1) if len(takes) == 3 else nn.Linear(gathered[-1], takes[-1])
 
 
 def adaptor_of(state: State) -> nn.Module | None:
-    """An adaptor from its `weight` and `bias`; None if there are none."""
+    """An adaptor from its `weight` and `bias`; None without them."""
     if not state:
         return None
     if state["weight"].dim() == 2:
@@ -196,7 +196,7 @@ def check_fusible(
     reduce: Reduce,
     sample: tuple[int, ...],
 ) -> None:
-    """Raises UserError if models of these architectures, for samples of the shape `sample`, cannot be fused."""
+    """Raises UserError if models of these architectures cannot be fused for samples of shape `sample`."""
     x = torch.zeros(1, *sample)
     rows = []
     for model in models:
@@ -207,7 +207,7 @@ def check_fusible(
             whole, out = model.eval()(x.clone()), nn.Sequential(*parts, classifier).eval()(x.clone())
         model.train(training)
         if whole.shape != out.shape or not torch.allclose(whole, out, rtol=1e-3, atol=1e-4):
-            raise UserError(f"the units and classifier of {type(model).__name__}, in order, do not give what it gives")
+            raise UserError(f"the units and classifier of {type(model).__name__} in order do not compute its output")
     for column in [*zip(*rows, strict=True)][1:-1]:
         for takes in column:
             Gather(kind, takes)([torch.zeros(1, *shape) for shape in column])
@@ -216,7 +216,7 @@ def check_fusible(
 
 
 Sent = tuple[State, State, tuple[int, ...]]
-"""One client's part of a fused block as it travels: its adaptor's entries, its block's, the shape the block takes."""
+"""A client's part of a fused block as sent: its adaptor's entries, its block's, the block's input shape."""
 
 
 def fused_blocks(
@@ -226,9 +226,9 @@ def fused_blocks(
     after: Sequence[str],
     kind: AdaptorKind,
 ) -> list[FusedBlock]:
-    """Fused blocks from what clients sent, `sent[block][client]`, in the order of clients there.
+    """Build fused blocks from clients' messages, `sent[block][client]`, in the order of clients there.
 
-    `model(client)` makes a model of the client's architecture, cut into `blocks` or `after` units (see `cut`).
+    `model(client)` builds a model of the client's architecture, cut into `blocks` or `after` units (see `cut`).
     """
     parts = {}
     for client in dict.fromkeys(client for members in sent for client in members):
@@ -255,7 +255,7 @@ def fused_network(
     kind: AdaptorKind,
     reduce: Reduce,
 ) -> FusedNetwork:
-    """The whole network from what clients sent (as `fused_blocks`) and the classifier's `weight` and `bias`."""
+    """Build the whole network from clients' messages (as `fused_blocks`) and the classifier's `weight` and `bias`."""
     network = FusedNetwork(fused_blocks(sent, model, blocks, after, kind), linear_of(classifier), reduce)
     takes = [{str(client): list(part[2]) for client, part in members.items()} for members in sent]
     network.recipe = {
@@ -270,7 +270,7 @@ def fused_network(
 
 
 def network_of(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> FusedNetwork:
-    """A network from its `recipe` and its state, as a file keeps them; `model` as in `fused_blocks`."""
+    """Rebuild a network from the `recipe` and state of a file; `model` as in `fused_blocks`."""
     sent: list[dict[int, Sent]] = []
     for k, members in enumerate(recipe["takes"]):
         prefixes = [f"blocks.{k}.branches.{i}.adaptor." for i in range(len(members))]
@@ -287,7 +287,7 @@ def network_of(recipe: Mapping[str, Any], state: State, model: Callable[[int], n
 
 
 def _listed(modules: Sequence[Any]) -> Any:
-    """A ModuleList, which a type checker knows as holding any module."""
+    """A ModuleList, typed as containing any module."""
     return nn.ModuleList(modules)
 
 
@@ -300,7 +300,7 @@ def _resized(x: Tensor, size: Any) -> Tensor:
 
 
 def _folded(block: nn.Module) -> nn.Module:
-    """The block in eval mode with its batch normalisation folded into its convolutions, or, untraceable, as it is."""
+    """The block in eval mode with batch normalisation folded into convolutions; unchanged if it cannot be traced."""
     try:
         return fuse(block.eval())
     except (TraceError, TypeError, ValueError, NotImplementedError, RuntimeError, AttributeError):

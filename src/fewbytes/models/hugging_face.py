@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers: `hf:<folder or name>`, with the head that suits what is learnt."""
+"""Models of Hugging Face's transformers: `hf:<folder or name>`, with a head for the task."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from fewbytes.base.language import located, padding_token, read_tokenizer, token
 
 PREFIX = "hf:"
 HEADS = {
-    "CausalLM": ("CAUSAL_LM", "tell next tokens: take a causal language model"),
-    "SequenceClassification": ("SEQUENCE_CLASSIFICATION", "classify texts: take a language model"),
+    "CausalLM": ("CAUSAL_LM", "predict next tokens: use a causal language model"),
+    "SequenceClassification": ("SEQUENCE_CLASSIFICATION", "classify texts: use a language model"),
     "ImageClassification": (
         "IMAGE_CLASSIFICATION",
-        "take images, as these samples are: give it text (.txt files, or a table with --text COLUMN), or take a model "
-        "of images",
+        "take images, but these samples are images: provide text (.txt files, or a table with --text COLUMN), or use "
+        "an image model",
     ),
 }
-"""By kind of head, what transformers calls the models that can have it, and what others do not do, with a remedy."""
+"""By kind of head: transformers' name for models that can have it; what other models cannot do, with a remedy."""
 
 
 def hugging_face_model(place: str, shape: tuple[int, ...], classes: int, learns: str = "classes") -> nn.Module:
-    """The model in a folder, or of that name on the hub (`located`), float32: a causal language model where next tokens
-    are learnt, else a classifier of texts, or of images where samples are such.
+    """Load the model in a folder, or of that name on the hub (`located`), float32: a causal language model for next
+    tokens, else a classifier of texts or, if samples are images, of images.
 
-    A folder with a config.json and no weights gives a model that is drawn. Weights are read from safetensors only, and
-    no code that comes with a model is run. `shape`: of a sample, (tokens,) or (channels, height, width). Raises
-    UserError for a model that cannot be read, or does not take such samples.
+    A folder with config.json but no weights gives random weights. Weights are read only from safetensors, and no code
+    shipped with a model is run. `shape` of a sample: (tokens,) or (channels, height, width). Raises UserError for a
+    model that cannot be read, or does not take such samples.
     """
     library, name, pictures = transformers(), PREFIX + place, len(shape) == 3
     if learns not in ("tokens", "classes"):
-        raise UserError(f"{name} learns next tokens or classes, not {learns}: make your own model")
+        raise UserError(f"{name} learns next tokens or classes, not {learns}: use a model of your own")
     source = located(place)
     kind = "CausalLM" if learns == "tokens" else "ImageClassification" if pictures else "SequenceClassification"
     maker = getattr(library, f"AutoModelFor{kind}")
@@ -54,17 +54,16 @@ def hugging_face_model(place: str, shape: tuple[int, ...], classes: int, learns:
             )
     except UserError:
         raise
-    except Exception as error:  # it fails in many ways: no model at all, of another kind, damaged
+    except Exception as error:  # transformers fails in many ways: no model, another kind, damaged files
         raise UserError(
-            f"the model {name} cannot be used to learn {learns} ({one_line(error, 200)}): name a folder that holds "
-            "such a model"
+            f"the model {name} cannot be used to learn {learns} ({one_line(error, 200)}): name another model"
         ) from None
     trained: nn.Module = model
     return trained
 
 
 def head_of_transformer(model: nn.Module) -> list[nn.Module] | None:
-    """What a model of transformers has besides its base model; None of another model."""
+    """The modules of a transformer besides its base model; None for other models."""
     base = getattr(model, "base_model_prefix", "")
     if not (base and hasattr(model, "config") and hasattr(model, base)):
         return None
@@ -72,16 +71,16 @@ def head_of_transformer(model: nn.Module) -> list[nn.Module] | None:
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
-    """Raises UserError for a tokenizer whose tokens are beyond those of the model called so."""
+    """Raises UserError if the tokenizer has tokens beyond those of the model `name`."""
     known, highest = _tokens(name), max(tokenizer.get_vocab().values())
     if known is not None and highest >= known:
         raise UserError(
-            f"{name} knows {known} tokens, the tokenizer {highest + 1}: take the one it was trained with (--tokenizer)"
+            f"{name} knows {known} tokens, the tokenizer {highest + 1}: use the model's own tokenizer (--tokenizer)"
         )
 
 
 def other_tokenizer(name: str, place: str) -> str:
-    """For people: that the tokenizer in `place` is not that of the model called so; nothing if it is."""
+    """A message if the tokenizer in `place` is not that of the model `name`; empty if it is."""
     tokenizer, known = read_tokenizer(place), _tokens(name)
     try:
         own = read_tokenizer(name.removeprefix(PREFIX))
@@ -89,21 +88,21 @@ def other_tokenizer(name: str, place: str) -> str:
         return "" if known in (None, len(tokenizer)) else f"{name} knows {known} tokens, and {place} {len(tokenizer)}"
     if tokenizer_digest(own) == tokenizer_digest(tokenizer):
         return ""
-    return f"{place} ({len(tokenizer)} tokens) does not cut text as the tokenizer of {name} ({len(own)}) does"
+    return f"{place} ({len(tokenizer)} tokens) splits text differently from the tokenizer of {name} ({len(own)})"
 
 
 def _tokens(name: str) -> int | None:
-    """How many tokens the model called so knows, if it says; None, too, for one that cannot be read."""
+    """The vocabulary size of the model `name`; None if its config has none, or cannot be read."""
     place = located(name.removeprefix(PREFIX))
     try:
         found: int | None = getattr(transformers().AutoConfig.from_pretrained(place), "vocab_size", None)
-    except Exception:  # it is told when the model is made
+    except Exception:  # reported when the model is built
         return None
     return found
 
 
 def _check(config: Any, name: str, shape: tuple[int, ...]) -> None:
-    """Raises UserError for longer samples than the model takes."""
+    """Raises UserError for samples longer than the model's maximum."""
     longest = getattr(config, "max_position_embeddings", None)
     if len(shape) == 1 and longest is not None and shape[0] > longest:
         raise UserError(f"{name} takes at most {longest} tokens at once, not {shape[0]}: --length {longest}")

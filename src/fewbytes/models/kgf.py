@@ -1,4 +1,4 @@
-"""Convolutions whose kernels are generated from a few base kernels (Fed-KGF, Eq. 2), and models made of such."""
+"""Convolutions with kernels generated from a few base kernels (Fed-KGF, Eq. 2), and models with such layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from fewbytes.base.errors import UserError
 from fewbytes.base.state import State, load_state
 
-CACHED = 1 << 17  # entries of a few tensors that stay in the cache together
-ALPHA, BETA = (1e-5, 0.1), (2.0, 10.0)  # ranges of the constants, which are uniform in them
+CACHED = 1 << 17  # tensor entries that stay in the cache together
+ALPHA, BETA = (1e-5, 0.1), (2.0, 10.0)  # ranges of the constants, drawn uniformly
 
 
 def kernel_bank(base: Tensor, alpha: Tensor, beta: Tensor, signed: bool = True) -> Tensor:
@@ -43,7 +43,7 @@ def kernel_bank(base: Tensor, alpha: Tensor, beta: Tensor, signed: bool = True) 
 def base_gradient(base: Tensor, beta: Tensor, gradient: Tensor, through: bool = True, signed: bool = True) -> Tensor:
     """The gradient (b, C, k, k) of base kernels from that of the whole bank (out, C, k, k).
 
-    dL/dw_i = G_i + sum over j = i mod b of G_{b+j} beta_j |w_i|^(beta_j - 1); `through`: with the sum. Not `signed`:
+    dL/dw_i = G_i + sum over j = i mod b of G_{b+j} beta_j |w_i|^(beta_j - 1); the sum only if `through`. Not `signed`:
     the sum times sign(w_i).
     """
     count = len(base)
@@ -58,9 +58,9 @@ def base_gradient(base: Tensor, beta: Tensor, gradient: Tensor, through: bool = 
 
 
 def copies(base: Tensor, *generated: Tensor) -> Iterator[list[Tensor]]:
-    """Rows (out - b, …) of generated kernels by the copies of the base they come from: views (copies, b, …).
+    """Rows (out - b, …) of generated kernels grouped into copies of the base: views (copies, b, …).
 
-    As many copies at a time as stay in the processor's cache; what does not fill a copy is (1, fewer than b, …).
+    Each view has as many copies as fit in the processor's cache. An incomplete last copy is (1, fewer than b, …).
     """
     count, rows = len(base), len(generated[0])
     whole, step = rows - rows % count, max(1, CACHED // base.numel()) * count
@@ -71,7 +71,7 @@ def copies(base: Tensor, *generated: Tensor) -> Iterator[list[Tensor]]:
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution with the bank's kernels, which exist only while it computes: backward makes them anew."""
+    """A convolution with generated kernels, which exist only while it computes: backward generates them again."""
 
     @staticmethod
     def forward(
@@ -99,21 +99,21 @@ class _Convolution(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Kernels:
-    """How a model's kernels are generated: the paper's way by default, and its ablations."""
+    """How a model's kernels are generated: as in the paper by default, or one of its ablations."""
 
-    base: int = 16  # b, kernels of a layer that are learnt and sent
-    seed: int = 0  # alpha and beta are drawn from it, at every node
+    base: int = 16  # b, the number of trained kernels of a layer, which are sent
+    seed: int = 0  # for drawing alpha and beta, at every node
     sign: bool = True
     alpha: bool = True
-    through: bool = True  # gradients reach the base kernels through the generated ones, too
-    init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal (fan-in), or uniform in [-1, 1]
+    through: bool = True  # gradients also reach the base kernels through the generated ones
+    init: Literal["he", "uniform1"] = "he"  # initial base kernels: He's normal (fan-in), or uniform in [-1, 1]
 
 
 class GeneratedConv2d(nn.Conv2d):
-    """A Conv2d of which only `weight`, b base kernels (b, C, k, k), and the bias are learnt, saved and sent.
+    """A Conv2d that trains, saves and sends only `weight`, b base kernels (b, C, k, k), and the bias.
 
-    Without groups, padded with zeros. alpha and beta (out - b, C, k, k) are drawn from the seed and the layer's number,
-    the same at every node. Autocast leaves it alone: bfloat16 would lose alpha and |w|^beta.
+    It has no groups and zero padding. alpha and beta (out - b, C, k, k) are drawn from the seed and the layer's number,
+    the same at every node. Autocast is disabled for it: bfloat16 would lose alpha and |w|^beta.
     """
 
     def __init__(self, like: nn.Conv2d, layer: int, how: Kernels) -> None:
@@ -143,17 +143,17 @@ class GeneratedConv2d(nn.Conv2d):
 
 @lru_cache(maxsize=256)
 def constants(seed: int, layer: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """alpha and beta of a layer, float32, channels-last, shared by all models of a process: do not change them."""
+    """alpha and beta of a layer, float32, channels-last, shared by all models of a process: do not modify them."""
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, layer])))
     alpha, beta = (torch.from_numpy(rng.uniform(*bounds, size=shape).astype(np.float32)) for bounds in (ALPHA, BETA))
     return alpha.to(memory_format=torch.channels_last), beta.to(memory_format=torch.channels_last)
 
 
 def with_generated_kernels(model: nn.Module, how: Kernels) -> nn.Module:
-    """The model, its convolutions of more than `how.base` output channels replaced by generated ones, in place.
+    """Replace the model's convolutions of more than `how.base` output channels by generated ones, in place.
 
-    Those of `not_generated` are not. Base kernels are drawn from torch's global generator. Raises UserError if none is
-    left to replace, or kernels are generated already.
+    Those of `not_generated` stay. Base kernels come from torch's global generator. Raises UserError if there is none to
+    replace, or if kernels are generated already.
     """
     if generated(model):
         raise UserError("the model's kernels are generated already: leave kgf out with a method that generates its own")
@@ -164,7 +164,7 @@ def with_generated_kernels(model: nn.Module, how: Kernels) -> nn.Module:
     for layer, (name, module) in enumerate(convolutions):
         if name not in kept:
             conv = GeneratedConv2d(module, layer, how)
-            conv.weight = learnt.setdefault(module.weight, conv.weight)  # layers that share kernels go on to
+            conv.weight = learnt.setdefault(module.weight, conv.weight)  # layers with shared kernels keep sharing them
             model.set_submodule(name, conv)
     if not learnt:
         why = "; ".join(f"{name or 'itself'} ({reason})" for name, reason in [*kept.items()][:3])
@@ -177,21 +177,21 @@ def with_generated_kernels(model: nn.Module, how: Kernels) -> nn.Module:
 
 
 def generated_network(model: nn.Module, how: Kernels) -> nn.Module:
-    """The same, with a recipe that a file of it holds, so that it can be read back."""
+    """As `with_generated_kernels`, with a recipe for the model's file."""
     model = with_generated_kernels(model, how)
     model.recipe = {"kind": "kgf", "kernels": asdict(how)}  # type: ignore[assignment]
     return model
 
 
 def network_of(recipe: dict[str, Any], state: State, make: Callable[[int], nn.Module]) -> nn.Module:
-    """The model a file holds, from its recipe and state; `make` gives a client's model as it was before."""
+    """Rebuild a model from the recipe and state of a file; `make` builds a client's plain model."""
     model = generated_network(make(0), Kernels(**recipe["kernels"]))
     load_state(model, state)
     return model
 
 
 def with_plain_kernels(model: nn.Module) -> nn.Module:
-    """The model with plain convolutions of the same kernels, in place, for where nothing generates them."""
+    """Replace generated convolutions by plain ones with the same kernels, in place."""
     for name, module in list(model.named_modules()):
         if isinstance(module, GeneratedConv2d):
             sizes: Any = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation")}
@@ -203,12 +203,12 @@ def with_plain_kernels(model: nn.Module) -> nn.Module:
 
 
 def generated(model: nn.Module) -> int:
-    """The number of base kernels of the model's generated convolutions, 0 if it has none."""
+    """The number of base kernels of the model's generated convolutions, 0 without any."""
     return next((len(module.weight) for module in model.modules() if isinstance(module, GeneratedConv2d)), 0)
 
 
 def not_generated(model: nn.Module, base: int) -> dict[str, str]:
-    """Names of the model's convolutions that `base` base kernels cannot stand for, and why in words."""
+    """Names of the convolutions that cannot be generated from `base` base kernels, with the reason as text."""
     kept: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.conv._ConvNd) and not isinstance(module, GeneratedConv2d):
@@ -218,7 +218,7 @@ def not_generated(model: nn.Module, base: int) -> dict[str, str]:
                 "the model itself": not name,
                 "frozen": not module.weight.requires_grad,
                 "with groups": module.groups > 1,
-                "padded otherwise than with zeros": module.padding_mode != "zeros",
+                "padded with other values than zeros": module.padding_mode != "zeros",
                 "padding given by name": isinstance(module.padding, str),
                 f"no more than {base} kernels": module.out_channels <= base,
             }

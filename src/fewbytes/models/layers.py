@@ -1,4 +1,4 @@
-"""The layers of a model as layer-wise methods count them: convolutions and linear layers, without normalisation."""
+"""The layers of a model for layer-wise methods: convolutions and linear layers, without normalisation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from fewbytes.base.state import trained_entries, trained_parameters
 def layers_of(model: nn.Module) -> dict[str, list[str]]:
     """Each Conv1d, Conv2d, Conv3d and Linear by name, in the order of `named_modules` -> names of its parameters.
 
-    Parameter names are those of `model.named_parameters()`; frozen ones are left out. A module used under several
-    names, and a parameter shared by several layers, belong to the first only. Raises UserError if there is no such
-    layer.
+    Parameter names are those of `model.named_parameters()`; frozen ones are omitted. A module with several names, and a
+    parameter shared by several layers, belong to the first only. Raises UserError if there is no such layer.
     """
     names = {id(parameter): name for name, parameter in trained_parameters(model).items()}
     layers = {}
@@ -24,7 +23,7 @@ def layers_of(model: nn.Module) -> dict[str, list[str]]:
             if own:
                 layers[layer] = own
     if not layers:
-        raise UserError(f"a {type(model).__name__} has no Conv1d, Conv2d, Conv3d or Linear: take another model")
+        raise UserError(f"a {type(model).__name__} has no Conv1d, Conv2d, Conv3d or Linear: use another model")
     return layers
 
 
@@ -34,7 +33,7 @@ def classifier(model: nn.Module) -> list[str]:
 
 
 def hidden_layers(model: nn.Module) -> list[str]:
-    """Names of the convolutions larger than 1 x 1, in order; of a model without: its linear layers but the last."""
+    """Names of the convolutions larger than 1 x 1, in order; without any, of the linear layers except the last."""
     modules = dict(model.named_modules())
     names = list(layers_of(model))
     convolutions = [n for n in names if max(getattr(modules[n], "kernel_size", (0,))) > 1]
@@ -42,7 +41,7 @@ def hidden_layers(model: nn.Module) -> list[str]:
 
 
 def square_layers(model: nn.Module) -> dict[int, list[str]]:
-    """By width, the hidden layers with as many inputs as outputs, in order; all hidden layers if none is so."""
+    """By width, the hidden layers with equal numbers of inputs and outputs, in order; all hidden layers if none has."""
     modules, found = dict(model.named_modules()), dict[int, list[str]]()
     hidden = hidden_layers(model)
     shapes = {name: modules[name].weight.shape for name in hidden}
@@ -53,8 +52,8 @@ def square_layers(model: nn.Module) -> dict[int, list[str]]:
 
 
 def batch_norm_of(model: nn.Module, layer: str) -> list[str]:
-    """Names of the entries, statistics too, of the batch normalisation that follows a layer: the one before the next
-    layer, in the order of `named_modules`, if it has as many features as the layer has outputs; else none."""
+    """Names of the entries, including statistics, of the batch normalisation after `layer`: between it and the next
+    layer in the order of `named_modules`, with as many features as the layer has outputs; empty without one."""
     modules = dict(model.named_modules())
     names, width = list(modules), len(modules[layer].weight)
     for name in names[names.index(layer) + 1 :]:

@@ -1,4 +1,4 @@
-"""What is public of `fewbytes.models`."""
+"""The public names of `fewbytes.models`."""
 
 from __future__ import annotations
 

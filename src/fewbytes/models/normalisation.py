@@ -1,4 +1,4 @@
-"""How samples are normalised, as it is written."""
+"""The setting for the normalisation of samples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Self
 
 from fewbytes.base.errors import UserError
 
-IMAGENET = "0.485,0.456,0.406/0.229,0.224,0.225"  # of torchvision's pretrained models
+IMAGENET = "0.485,0.456,0.406/0.229,0.224,0.225"  # for torchvision's pretrained models
 DATA = "data"
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """(x - mean) / std, for every channel of a sample, its first dimension, or one of each for all. `name`: what it is
-    called, imagenet, or data where the figures are not known yet."""
+    """(x - mean) / std for each channel of a sample, its first dimension, or with one value for all channels. `name`:
+    imagenet, or data if the values are not known yet."""
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -42,8 +42,8 @@ class Normalisation:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float]) -> Self:
-        """By these figures, to six digits, so that they are the same wherever they were computed; a channel that never
-        changes is divided by 1."""
+        """Rounded to six digits, so that results agree on all machines; the standard deviation of a constant channel
+        becomes 1."""
         rounded = [tuple(float(f"{number:.6g}") for number in numbers) for numbers in (mean, std)]
         return cls(rounded[0], tuple(number or 1.0 for number in rounded[1]))
 
@@ -52,12 +52,11 @@ class Normalisation:
 
     @property
     def of_data(self) -> bool:
-        """Whether its figures are to be computed of the data."""
+        """Whether its values are computed from the data."""
         return self.name == DATA
 
     def on(self, channels: int) -> Self:
-        """The same in figures, a mean and a standard deviation for each of so many channels. Raises UserError where
-        there are others."""
+        """The values for each of `channels` channels. Raises UserError if their number differs."""
         for numbers in (self.mean, self.std):
             if len(numbers) not in (1, channels):
                 raise UserError(f"normalise {self} is for {len(numbers)} channels, and samples here have {channels}")

@@ -1,4 +1,4 @@
-"""Normalisation of samples as part of a model, which goes on taking them as they are: images in 0..1."""
+"""Normalisation of samples inside a model, whose inputs stay unnormalised: images in 0..1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fewbytes.models.normalisation import Normalisation
 
 
 class Normalise(nn.Module):
-    """Samples (n, channels, …) normalised; nothing of it is learnt, saved or sent."""
+    """Normalises samples (n, channels, …); nothing in it is trained, saved or sent."""
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
@@ -21,14 +21,14 @@ class Normalise(nn.Module):
         self.std: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """As said."""
+        """Samples to normalised samples, (n, channels, …)."""
         return (x - self.mean) / self.std
 
 
 def with_normalisation(model: nn.Module, how: Normalisation, dimensions: int) -> nn.Module:
-    """The model, which normalises samples of so many dimensions before it uses them: names, class and parameters stay.
+    """Add the normalisation of samples with this number of dimensions to the model; its names and parameters stay.
 
-    Its units (`fewbytes.models.blocks`) do so too.
+    Its units (`fewbytes.models.blocks`) normalise, too.
     """
     shape = (1, -1, *[1] * (dimensions - 1))  # (1, channels, 1, …)
     model.register_buffer("normalise_mean", torch.tensor(how.mean).view(shape), persistent=False)
@@ -38,7 +38,7 @@ def with_normalisation(model: nn.Module, how: Normalisation, dimensions: int) ->
 
 
 def units_with_normalisation(model: nn.Module, units: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The units of a model, the first of which normalises samples if the model does."""
+    """The units of a model; if the model normalises samples, so does the first."""
     if not hasattr(model, "normalise_mean"):
         return units
     first, unit = next(iter(units.items()))

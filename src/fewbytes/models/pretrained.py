@@ -1,4 +1,4 @@
-"""Weights of a file, which models start from in place of drawn ones."""
+"""Initial weights from a file instead of random ones."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from fewbytes.base.unfolded import check_unfolded
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.protocol import Weights
 
-LISTED = 3  # names that a line for people has
+LISTED = 3  # maximum number of names in a message
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """The entries of a file of weights. `digest` is equal for equal entries, however they are stored."""
+    """The entries of a weights file. `digest` is equal for equal entries, in any file format."""
 
     name: str
     entries: State = field(repr=False)
     digest: str
 
     def into(self, model: nn.Module) -> None:
-        """Copy the entries that fit into the model's."""
+        """Copy the fitting entries into the model."""
         load_state(model, self.fitting(model))
 
     def fitting(self, model: nn.Module) -> State:
-        """The entries that the model has, in the same shape, by the model's names.
+        """The entries that the model has with the same shape, by the model's names.
 
-        A model with pooled features (`PooledFeatures`) takes those of the model it pools, too.
+        A model with pooled features (`PooledFeatures`) also accepts the entries of its inner model.
         """
         own = model.state_dict()
         pooled = isinstance(model, PooledFeatures) and not any(name.startswith("body.") for name in self.entries)
@@ -47,19 +47,19 @@ class Pretrained:
         return {name: value for name, value in named.items() if name in own and own[name].shape == value.shape}
 
     def left(self, model: nn.Module) -> Iterator[str]:
-        """For people: a line of what the model has that the file does not give, if there is any."""
+        """A message that names the model's entries missing in the file, if there are any."""
         taken = self.fitting(model)
         drawn = [name for name in model.state_dict() if name not in taken]
         if drawn:
             yield (
                 f"weights {self.name}: a {type(model).__name__} takes {len(taken)} of the {len(self.entries)} entries; "
-                f"of the name and shape of {_listed(drawn)} there is none, so that these are drawn"
+                f"none fits {_listed(drawn)}, so these start at random"
             )
 
 
 def read_pretrained(name: str) -> Pretrained:
-    """The weights in a safetensors file, or in one of torch's that holds a state dict, be it under `state_dict` or
-    `model`: a path, or a name under the folder FEWBYTES_DATA. No code in it is run. Raises UserError."""
+    """Read the weights in a safetensors file or a torch file with a state dict, possibly under `state_dict` or `model`:
+    a path, or a name under the folder FEWBYTES_DATA. No code in it is run. Raises UserError."""
     path = next((place for place in reversed(places(name)) if place.is_file()), None)
     if path is None:
         raise UserError(f"there is no weights file {name}, here or under FEWBYTES_DATA")
@@ -75,7 +75,7 @@ def read_pretrained(name: str) -> Pretrained:
         raise UserError(f"the weights {path} cannot be read: {error.strerror}") from None
     except SafetensorError as error:
         raise UserError(f"the weights {path} are no safetensors file: {error}") from None
-    except Exception as error:  # bytes from outside: torch's reader fails in many ways
+    except Exception as error:  # untrusted bytes: torch's reader fails in many ways
         raise UserError(
             f"the weights {path} are neither a .safetensors file nor a state dict that torch reads with "
             f"weights_only=True ({type(error).__name__})"
@@ -84,18 +84,18 @@ def read_pretrained(name: str) -> Pretrained:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
     tensors = _tensors(found) if isinstance(found, Mapping) else {}
-    check_unfolded(path, sum(value.nbytes for value in tensors.values()))  # a stride of 0 makes much of little
+    check_unfolded(path, sum(value.nbytes for value in tensors.values()))  # a stride of 0 can expand enormously
     entries = {name: copied(value) for name, value in tensors.items()}
     if not entries:
-        raise UserError(f"the weights {path} hold no tensors by name: give a model's state dict")
+        raise UserError(f"the weights {path} hold no tensors by name: provide a model's state dict")
     return Pretrained(name, entries, blake3(save(dict(sorted(entries.items())))).hexdigest()[:32])
 
 
 def check_fits(pretrained: Weights, models: Sequence[nn.Module]) -> None:
-    """Raises UserError if nothing of the weights fits any of the models."""
+    """Raises UserError if no entry of the weights fits any of the models."""
     if not any(pretrained.fitting(model) for model in models):
         raise UserError(
-            f"nothing of the weights {pretrained.name} fits the model: they have {_listed(list(pretrained.entries))}, "
+            f"no entry of the weights {pretrained.name} fits the model: they have {_listed(list(pretrained.entries))}, "
             f"a {type(models[0]).__name__} has {_listed(list(models[0].state_dict()))}"
         )
 
@@ -106,7 +106,7 @@ def _tensors(found: Mapping[Any, Any]) -> State:
 
 
 def _check_archive(path: Path) -> None:
-    """Raises UserError for a zip file, as torch writes them, that unfolds to too much: torch reads packed ones."""
+    """Raises UserError for a torch zip file that expands too much; torch reads compressed ones, too."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             check_unfolded(path, sum(member.file_size for member in archive.infolist()))

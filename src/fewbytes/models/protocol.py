@@ -1,4 +1,4 @@
-"""What a problem holds of models besides their builder: weights that they start from, and adapters."""
+"""Protocols for a problem's initial weights and adapters."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from fewbytes.base.state import State
 
 
 class Adapters(Protocol):
-    """What is trained in place of a model, such as `fewbytes.models.adapters.Adapters`."""
+    """Adapters trained instead of a model's weights, such as `fewbytes.models.adapters.Adapters`."""
 
     def added(self, model: nn.Module, head: bool) -> nn.Module:
-        """The model with adapters, all else frozen but, with `head`, its last layer. Changes `model`."""
+        """Add adapters to `model` in place, freeze all else except, with `head`, its last layer, and return it."""
 
 
 class Weights(Protocol):
-    """The entries of a file of weights, such as `fewbytes.models.pretrained.Pretrained`."""
+    """The entries of a weights file, such as `fewbytes.models.pretrained.Pretrained`."""
 
     @property
     def name(self) -> str:
-        """The file's."""
+        """The file's name."""
 
     @property
     def entries(self) -> State:
-        """All of them."""
+        """The tensors by name."""
 
     @property
     def digest(self) -> str:
         """Equal for equal entries."""
 
     def into(self, model: nn.Module) -> None:
-        """Copy the entries that fit into the model's."""
+        """Copy the fitting entries into the model."""
 
     def fitting(self, model: nn.Module) -> State:
         """The entries that the model has, by its names."""
 
     def left(self, model: nn.Module) -> Iterator[str]:
-        """For people: a line of what the model has that the file does not give, if there is any."""
+        """A message that names the model's entries missing in the file, if there are any."""

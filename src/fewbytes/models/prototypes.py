@@ -1,4 +1,4 @@
-"""A classifier without weights: a sample is of the class whose prototype is nearest to its features."""
+"""A classifier without weights: a sample's class is that of the prototype nearest to its features."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fewbytes.models.blocks import features_of
 class PrototypeNetwork(nn.Module):
     """Samples to minus the mean squared distance of their features to every class's prototype, (n, C).
 
-    `prototypes`: rows (m, K') of the `known` classes, at least one. Classes without a prototype count as farther than
-    all others.
+    `prototypes`: rows (m, K') of the `known` classes, at least one. Classes without a prototype get a larger distance
+    than all others.
     """
 
     def __init__(self, features: nn.Module, prototypes: Tensor, known: Sequence[int], classes: int) -> None:
@@ -28,7 +28,7 @@ class PrototypeNetwork(nn.Module):
         self.known: Tensor
         self.classes = classes
         self.recipe: dict[str, Any] = {"kind": "prototypes", "classes": classes}
-        """What `prototype_network` needs to build it again, for a file; `client` is for the one who makes it to say."""
+        """The arguments of `prototype_network`, saved in the model's file; the caller adds `client`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Samples (n, …) to scores (n, C), at most 0."""
@@ -44,7 +44,7 @@ class PrototypeNetwork(nn.Module):
 
 
 def prototype_network(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> PrototypeNetwork:
-    """The network from its `recipe` and its state, as a file keeps them; `model(client)` makes the client's model."""
+    """Rebuild the network from the `recipe` and state of a file; `model(client)` builds the client's model."""
     features, prototypes = features_of(model(recipe["client"])), state["prototypes"]
     network = PrototypeNetwork(features, torch.zeros_like(prototypes), state["known"].tolist(), recipe["classes"])
     load_state(network, state)

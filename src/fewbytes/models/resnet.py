@@ -1,4 +1,4 @@
-"""ResNets for small images, of the depths and with the parameter names the papers use."""
+"""ResNets for small images, with the papers' depths and parameter names."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class ResNet(nn.Module):
 
     @property
     def default_cuts(self) -> dict[int, tuple[str, ...]]:
-        """FuseFL's: into 2, 3 and 4 blocks at ends of stages, so that networks of any depth fit; ResNet-18 into 8."""
+        """FuseFL's cuts into 2, 3 and 4 blocks at ends of stages, which fit any depth; ResNet-18 also into 8."""
         stages = [len(list(stage.children())) for stage in self.layers.children()]
         if len(stages) < 3:
             return {}
@@ -138,7 +138,7 @@ class ResNet(nn.Module):
 
 
 def _stages(depth: int, width: int, activation: type[nn.Module]) -> tuple[nn.Sequential, int]:
-    """The stages of blocks, and how many channels the last one gives."""
+    """The stages of blocks, and the number of the last one's output channels."""
     block, stages = DEPTHS[depth]
     layers, reached = nn.Sequential(), width
     for stage, blocks in enumerate(stages):

@@ -1,4 +1,4 @@
-"""The small models: the papers' four-layer CNN, a smooth LeNet, and a perceptron for flat or tiny samples."""
+"""Small models: the papers' four-layer CNN, a smooth LeNet, and a perceptron for flat or tiny samples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cnn4(nn.Module):
         return self.fc
 
     def units(self) -> dict[str, nn.Module]:
-        """Each layer with what follows it (see `fewbytes.models.blocks`)."""
+        """Each layer with its activation and pooling (see `fewbytes.models.blocks`)."""
         return {
             "conv1": nn.Sequential(self.conv1, nn.ReLU(), self.pool),
             "conv2": nn.Sequential(self.conv2, nn.ReLU(), self.pool),
@@ -54,7 +54,7 @@ class Cnn4(nn.Module):
 class LeNet(nn.Module):
     """Three 5x5 convolutions of 12 channels (strides 2, 2, 1, padded), each with a sigmoid, and a classifier `fc`.
 
-    `shape` is (channels, height, width) of one image, of any size. It is smooth, so that gradients can be matched by
+    `shape` is (channels, height, width) of one image, of any size. The model is smooth, so gradients can be matched by
     gradient descent. Source: the network of DLG and iDLG (Zhu et al. 2019, Zhao et al. 2020).
     """
 

@@ -1,4 +1,4 @@
-"""A small U-Net, for a class of every pixel."""
+"""A small U-Net for semantic segmentation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fewbytes.base.errors import UserError
 class UNet(nn.Module):
     """Ronneberger, Fischer, Brox, "U-Net", MICCAI 2015, small: two levels down and up, `width` channels at the top.
 
-    Each level has two 3x3 convolutions with batch norm and ReLU; max-pools halve, nearest neighbours double, and what a
-    level had before is joined to what comes back. `shape` is (channels, height, width) of one image. Raises UserError
-    if a side is no multiple of 4 pixels.
+    Each level has two 3x3 convolutions with batch norm and ReLU. Max-pools halve, nearest neighbours double, and skip
+    connections concatenate each level's features on the way up. `shape` is (channels, height, width) of one image.
+    Raises UserError if a side is not a multiple of 4 pixels.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 16) -> None:

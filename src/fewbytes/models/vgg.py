@@ -46,7 +46,7 @@ class Vgg9(nn.Module):
         return self.fc
 
     def units(self) -> dict[str, nn.Module]:
-        """Each layer with what follows it (see `fewbytes.models.blocks`)."""
+        """Each layer with its activation, pooling and dropout (see `fewbytes.models.blocks`)."""
         after = {2: (self.pool,), 4: (self.pool, self.drop), 6: (self.pool,)}
         convolutions = {
             f"conv{i}": nn.Sequential(self.get_submodule(f"conv{i}"), nn.ReLU(), *after.get(i, ())) for i in range(1, 7)

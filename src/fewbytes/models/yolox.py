@@ -1,4 +1,4 @@
-"""YOLOX object detectors (Ge et al. 2021, arXiv 2107.08430), of the package pixeltable-yolox."""
+"""YOLOX object detectors (Ge et al. 2021, arXiv 2107.08430), from the package pixeltable-yolox."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError
 
 NAMES = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x")
-STRIDE = 32  # pixels: images are a multiple of it high and wide
+STRIDE = 32  # image heights and widths are multiples of this number of pixels
 
 
 class Detector(nn.Module):
-    """A YOLOX network, `name` one of NAMES, that finds objects of `classes` classes; state as in the package's own.
+    """A YOLOX network, `name` one of NAMES, that detects objects of `classes` classes; state as in the package's own.
 
     Takes float32 RGB images (n, 3, H, W) in 0..1, H and W multiples of STRIDE. Weights are drawn from torch's global
     generator. Raises UserError if the package is not installed.
@@ -36,28 +36,28 @@ class Detector(nn.Module):
 
     @property
     def predictors(self) -> tuple[str, ...]:
-        """Names of the layers that give the network's outputs."""
+        """Names of the layers that compute the network's outputs."""
         return tuple(f"head.{kind}_preds.{i}" for kind in ("cls", "reg", "obj") for i in range(3))
 
     def forward(self, x: Tensor) -> Sequence[Tensor] | Tensor:
-        """In training mode the features of three scales, which `loss` takes. In eval mode predictions
-        (n, anchors, 5 + classes): centre x, centre y, width, height in pixels; probabilities of there being an object,
-        and of its being of each class."""
+        """In training mode the features of three scales, the input of `loss`. In eval mode predictions
+        (n, anchors, 5 + classes): centre x, centre y, width and height in pixels, the probability of an object, and the
+        probability of each class."""
         features: Sequence[Tensor] = self.backbone(x.flip(1) * 255)  # the package's networks take BGR in 0..255
         if self.training:
             return features
-        with torch.autocast(x.device.type, enabled=False):  # bfloat16 holds coordinates to a pixel or two only
+        with torch.autocast(x.device.type, enabled=False):  # bfloat16 has a precision of only a pixel or two
             predictions: Tensor = self.head([f.float() for f in features])
         return predictions
 
     def loss(self, outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """YOLOX's loss, boxes assigned by SimOTA: `targets` (n, most, 5) as in `fewbytes.data.Boxes`.
+        """YOLOX's loss with SimOTA's assignment of boxes: `targets` (n, most, 5) as in `fewbytes.data.Boxes`.
 
         Raises UserError if training has diverged.
         """
         outputs = [features.float() for features in outputs]
         with warnings.catch_warnings(), torch.autocast(outputs[0].device.type, enabled=False):
-            warnings.simplefilter("ignore")  # the package disables CUDA's autocast in a way torch calls outdated
+            warnings.simplefilter("ignore")  # the package disables CUDA's autocast in a deprecated way
             try:
                 total: Tensor = self.head(outputs, targets, None)[0]
             except RuntimeError as error:
@@ -68,7 +68,7 @@ class Detector(nn.Module):
 
 
 def detection_missing(what: str) -> UserError:
-    """The error for what needs the optional packages of detection."""
+    """The error if the optional packages of detection are missing."""
     return UserError(
         f"{what} needs packages that are not installed; install them with: pip install 'fewbytes[detection]'"
     )
