@@ -124,10 +124,10 @@ def test_a_node_tells_no_more_than_it_agrees_to(places, monkeypatch):
 
 def test_a_class_that_only_one_site_has_is_refused_with_both_lists(places, monkeypatch, capfd):
     images(places / "sites" / "south", "train", {"lesion": 5}, 4)
-    says = r"its data have classes that the run has not, 1 of 3; its log names them; the run benign, malignant: name"
+    says = r"its data have classes that the run lacks, 1 of 3; its log names them; the run benign, malignant: use"
     with pytest.raises(fb.UserError, match=rf"client 2 \(site-2\) .*{says}"):
         deployed(places, places / "deployed", monkeypatch)
-    lists = "classes that the run has not: lesion; it has benign, lesion, malignant, the run benign, malignant: name"
+    lists = "classes that the run lacks: lesion; it has benign, lesion, malignant, the run benign, malignant: use"
     assert lists in capfd.readouterr().err
     assert (places / "deployed" / "rounds.jsonl").read_text() == ""  # nobody has trained
     done = fewbytes("run", "fedavg", *options(places), "--out", places / "runs")
@@ -211,7 +211,7 @@ TABLE = {"age": [30, 50, 70, 50], "sex": ["f", "m", "f", "m"], "target": ["ill",
         ),
         (
             {"target": ["ill", "well", "dead", "well"]},
-            "classes that the run has not, 1 of 3; its log names them",
+            "classes that the run lacks, 1 of 3; its log names them",
         ),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_pipe_among_images_is_named_and_not_waited_for_and_a_dangling_link_is_
         loaded(tmp_path / "data")
     (tmp_path / "data" / "dog" / "a.png").unlink()
     (tmp_path / "data" / "dog" / "a.png").symlink_to("b.png")
-    assert "1 links to what is not there" in loaded(tmp_path / "data").notes[0]
+    assert "1 links to missing files" in loaded(tmp_path / "data").notes[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Data: data sets by name, their partition over clients, and random transforms of training samples."""
+"""Data sets by name, their partition over clients, and random transforms of training samples."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Figures of samples' channels."""
+"""Mean and standard deviation of samples' channels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CHUNK = 1000  # samples read at a time
 
 
 def channel_figures(split: Split) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, the first dimension of a sample, over all samples as `load` gives
-    them. Raises UserError for samples that are whole numbers."""
+    """Mean and standard deviation of each channel (the first dimension) over all samples as `load` returns them. Raises
+    UserError for integer samples."""
     total = torch.zeros(split.shape[0], dtype=torch.float64)
     squares, values = torch.zeros_like(total), 0
     for turn in ("mean", "std"):

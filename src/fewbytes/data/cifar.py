@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their authors and torchvision keep them: Python 2's pickles, of which no code is run.
+"""CIFAR-10 and CIFAR-100 in the files of their authors and torchvision: Python 2's pickles, read without running code.
 
 Source: cs.toronto.edu/~kriz/cifar.html.
 """
@@ -33,9 +33,9 @@ LAYOUTS = (
 
 
 def cifar_files(folder: Path) -> dict[str, list[Path]]:
-    """The files "train", "test" and "meta" in a folder or in one folder of it; nothing if there are none.
+    """The files "train", "test" and "meta" in a folder or in one subfolder; empty if there are none.
 
-    Raises UserError for a missing file, or more than one data set.
+    Raises UserError for a missing file, or several data sets.
     """
     found = [
         (place, layout)
@@ -62,9 +62,9 @@ def cifar_files(folder: Path) -> dict[str, list[Path]]:
 def read_cifar(
     files: dict[str, list[Path]],
 ) -> tuple[dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]], tuple[str, ...]]:
-    """Per split the images, uint8 (n, 32, 32, 3), and labels, int64 (n,), of `cifar_files`; the names of the classes.
+    """Read `cifar_files`: per split images, uint8 (n, 32, 32, 3), and labels, int64 (n,); and the class names.
 
-    Raises UserError for a file that is damaged, holds something else or asks for code to be run.
+    Raises UserError for a file that is damaged, has other contents or would run code.
     """
     (meta,) = files["meta"]
     layout = next(each for each in LAYOUTS if each.meta == meta.name)

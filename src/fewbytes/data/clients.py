@@ -19,11 +19,11 @@ from fewbytes.data.split import ClientData, Kind, Split
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set as published: its training and test samples and the names of its classes, in label order.
+    """A data set as published: its training and test samples and its class names, in label order.
 
-    Where something else than one of several classes is learnt, `classes` names what models give (labels, columns of
-    numbers, tokens), and `groups` the labels, used only to split the samples. `schema`: of a table, what its
-    columns mean. `notes`: what became of the files that were read, in lines.
+    If the task is not to learn one of several classes, `classes` names the models' outputs (labels, columns of numbers,
+    tokens), and `groups` the labels, used only to split the samples. `schema`: the meaning of a table's columns.
+    `notes`: what happened to the files, in lines.
     """
 
     name: str
@@ -33,17 +33,17 @@ class Dataset:
     groups: tuple[str, ...] | None = None
     schema: Schema | None = None
     notes: tuple[str, ...] = ()
-    """What reading it found that people should know, a line each."""
+    """Findings of reading the data, for people, a line each."""
     listed: bool = False
-    """Whether its labels stand in a table beside images, whose columns settings name."""
+    """Whether its labels come from a table beside images, whose columns are named by settings."""
 
     @property
     def learns(self) -> Kind:
-        """What is learnt of it."""
+        """The kind of its targets."""
         return self.train.learns
 
     def part(self, share: float, seed: int) -> Dataset:
-        """A random part of the training and of the test samples, the same for the same seed; at least one of each."""
+        """Random subsets of the training and test samples, reproducible by `seed`; at least one sample each."""
         rng = stream(seed, "part")
         train, test = (
             split.take(np.sort(rng.permutation(len(split))[: max(1, round(share * len(split)))]))
@@ -52,22 +52,22 @@ class Dataset:
         return replace(self, train=train, test=test)
 
     def numbered(self, classes: Sequence[str]) -> Dataset:
-        """The same samples, their labels numbered as in `classes`. Raises UserError for a class that is not in it."""
+        """The same samples with labels numbered as in `classes`. Raises UserError for a class that is not in it."""
         if tuple(classes) == self.classes:
             return self
         if self.learns != "classes":
             raise UserError(
-                f"{self.name} has {listed(self.classes)}, the run {listed(classes)}: name what is learnt alike "
+                f"{self.name} has {listed(self.classes)}, the run {listed(classes)}: use the same names "
                 "everywhere, in the same order (the run uses the server's)",
                 public="its data have other classes than the run: use the same names everywhere, in the same order",
             )
         unknown = [name for name in self.classes if name not in classes]
         if unknown:
-            remedy = f"the run {listed(classes)}: name classes alike everywhere (the server's are the run's)"
-            have = "classes that the run has not"
+            remedy = f"the run {listed(classes)}: use the same names everywhere (the server's are the run's)"
+            have = "classes that the run lacks"
             raise UserError(
                 f"{self.name} has {have}: {listed(unknown)}; it has {listed(self.classes)}, {remedy}",
-                # what stands in a column of classes may be anything, such as a name where a row has slipped
+                # a column of classes may contain anything, such as a name if a row is misaligned
                 public=f"its data have {have}, {len(unknown)} of {len(self.classes)}; its log names them; {remedy}",
             )
         number = torch.tensor([list(classes).index(name) for name in self.classes])
@@ -77,8 +77,8 @@ class Dataset:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A data set over clients: each client's own samples, the server's test set, the names of the classes, and of the
-    labels where they are not the classes (see `Dataset`).
+    """A data set over clients: each client's own samples, the server's test set, the class names, and the names of the
+    labels if they are not the classes (see `Dataset`).
 
     >>> import torch
     >>> from fewbytes.data import ClientData, FederatedData, Split
@@ -93,21 +93,21 @@ class FederatedData:
     test: Split
     classes: tuple[str, ...]
     public: Split | None = None
-    """Samples that no client owns, for servers that learn from some; their labels mean nothing."""
+    """Samples that no client owns, for servers that train; their labels are meaningless."""
     presence: tuple[tuple[int, int | None], ...] | None = None
-    """Per client the first and the last round, inclusive, that it is there for (None: to the end); None: always all."""
+    """Per client the first and last round of its presence, inclusive (None: to the end); None: always all clients."""
     groups: tuple[str, ...] | None = None
     schema: Schema | None = None
-    """Of tables, what their columns mean."""
+    """The meaning of a table's columns."""
 
     @property
     def learns(self) -> Kind:
-        """What is learnt."""
+        """The kind of the targets."""
         splits = [self.test, *(split for client in self.clients for split in (client.train, client.test))]
         return next((split.learns for split in splits if len(split)), self.test.learns)
 
     def __post_init__(self) -> None:
-        """Raises UserError for a presence that cannot be."""
+        """Raises UserError for an invalid presence."""
         if self.presence is None:
             return
         if len(self.presence) != len(self.clients):
@@ -129,8 +129,8 @@ class FederatedData:
         return [i for i, (first, last) in enumerate(spans) if first <= t and (last is None or t <= last)]
 
     def label_counts(self) -> dict[str, Any]:
-        """`{"classes": [name], "train": [[samples per class] per client], "test": likewise}`, plain ints for JSON; of
-        the groups instead where there are some."""
+        """`{"classes": [name], "train": [[samples per class] per client], "test": likewise}`, plain ints for JSON; with
+        groups in place of classes if there are some."""
         train, test = self._counted
         return {
             "classes": list(self.classes if self.groups is None else self.groups),
@@ -140,7 +140,7 @@ class FederatedData:
 
     @cached_property
     def _counted(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Of each client's training and test samples, how many are of each class (or group)."""
+        """Per client the numbers of training and of test samples by class (or group)."""
         classes = len(self.classes if self.groups is None else self.groups)
 
         def count(split: Split) -> list[int]:
@@ -151,15 +151,15 @@ class FederatedData:
 
 
 def split_off_test(whole: Split, groups: Sequence[object] | None = None) -> tuple[Split, Split]:
-    """A fixed fifth of every class for testing, the rest for training: (training, test). With `groups`, one for each
-    sample of this view, whole groups: none is in both."""
+    """Split off a fixed fifth of every class for testing: (training, test). `groups` has one entry for each sample of
+    this view; each group is entirely in one of both."""
     in_test = rows_for_testing(whole.labels.numpy(), groups)
     return whole.take(np.flatnonzero(~in_test)), whole.take(np.flatnonzero(in_test))
 
 
 def rows_for_testing(labels: NDArray[Any], groups: Sequence[object] | None = None) -> NDArray[np.bool_]:
-    """Which samples a fixed fifth of every class are, or of every class's groups: a group is of the class that most of
-    its samples have, and of two or more one at least is chosen."""
+    """A mask of a fixed fifth of every class, or of every class's groups. A group's class is that of most of its
+    samples; at least one of two or more groups is chosen."""
     rng = np.random.RandomState(0)
     if groups is None:
         in_test = np.zeros(len(labels), dtype=bool)

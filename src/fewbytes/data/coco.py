@@ -1,7 +1,7 @@
-"""Data sets of object detection in COCO's format: annotation files in JSON, and folders of images.
+"""Object detection data in COCO's format: annotation files in JSON, and folders of images.
 
 `annotations/instances_<split>.json` lists the objects in the images in `<split>/`. Images are letter-boxed to one size:
-scaled to fit in, their proportions kept, at the top left; the rest is grey.
+scaled to fit, with their proportions kept, at the top left; the rest is grey.
 
 Source: cocodataset.org/#format-data; the letter-box is YOLOX's.
 """
@@ -34,19 +34,19 @@ from fewbytes.data.split import Split, Targets
 
 log = logging.getLogger(__name__)
 
-SIZE = 416  # pixels a side of a letter-boxed image, unless another is asked for
-STRIDE = 32  # of which that is a multiple
-GREY = 114  # of what an image does not fill
-LEEWAY = 0.02  # of an image's side, a pixel at least: so far a box may stand out of it, and is cut
+SIZE = 416  # default pixels per side of a letter-boxed image
+STRIDE = 32  # image sizes are multiples of this number of pixels
+GREY = 114  # value of the border
+LEEWAY = 0.02  # fraction of an image's side, at least a pixel, by which a box may exceed it; the box is cut
 CHUNK = 256  # images decoded before they are written
 ROBOFLOW = "_annotations.coco.json"  # beside the images of each split
 
 
-Name = int | str  # of an image, as files have it
+Name = int | str  # of an image, as in the file
 
 
 class BoxImage(msgspec.Struct):
-    """An image, as COCO's format has it."""
+    """An image in COCO's format."""
 
     id: Name
     file_name: str
@@ -85,12 +85,12 @@ def is_coco(folder: Path) -> bool:
 
 
 def read_coco(name: str, folder: Path, size: int) -> Dataset:
-    """The data set in a folder: images uint8 (3, size, size) with boxes; a sample's label is the category of its
-    largest object, or -1 of a test image without one.
+    """Read the data set in a folder: images uint8 (3, size, size) with boxes; a sample's label is the category of its
+    largest object, or -1 for a test image without objects.
 
-    Test samples are those of `instances_test*.json`, else of `instances_val*.json`. Training images without an object
-    are left out, and so are objects of no area. Crowds count in scoring only, as in COCO. Raises UserError, naming the
-    file, for whatever is missing or wrong. Roboflow's folders have `_annotations.coco.json` beside each split's images.
+    Test samples are those of `instances_test*.json`, else of `instances_val*.json`. Training images without objects and
+    objects without area are dropped. Crowds count only in scoring, as in COCO. Raises UserError, naming the file, for
+    anything missing or wrong. Roboflow's folders have `_annotations.coco.json` beside each split's images.
     """
     if size < STRIDE or size % STRIDE:
         raise UserError(f"image_size is a multiple of {STRIDE} pixels, not {size}")
@@ -103,7 +103,7 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
         raise UserError(f"{test_file} has other categories than {train_file.name}: give both the same")
     for path, file in ((train_file, train), (test_file, test)):
         split = path.parent.name if path.name == ROBOFLOW else path.stem.removeprefix("instances_")
-        for image in file.images:  # some name the folder, too: train2017/0001.jpg
+        for image in file.images:  # some files include the folder: train2017/0001.jpg
             if not (folder / split / image.file_name).exists() and PurePath(image.file_name).parts[:1] == (split,):
                 image.file_name = str(PurePath(*PurePath(image.file_name).parts[1:]))
         splits[path], note = split_of_boxes(path, file, classes, folder, folder / split, size, path == train_file)
@@ -114,9 +114,9 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
 def split_of_boxes(
     path: Path, file: BoxFile, classes: Mapping[Name, str], folder: Path, images: Path, size: int, training: bool
 ) -> tuple[Split, str]:
-    """The images below `images` of a data set in `folder`, with what the file at `path` says, and how many there are
-    in words. Boxes of images that their EXIF data turn on their side are turned with them, if the file has the images'
-    sizes as they are stored. Raises UserError as `read_coco`."""
+    """The images below `images` of a data set in `folder`, with the annotations in `path`, and a note on their number.
+    Boxes are rotated with images that EXIF data rotate by 90 degrees if the file states the stored sizes. Raises
+    UserError as `read_coco`."""
     try:
         return _split_of_boxes(path, file, classes, folder, images, size, training)
     except _StoredSize:
@@ -157,7 +157,7 @@ def _read(path: Path) -> BoxFile:
     except OSError as error:
         raise _wrong(path, f"cannot be read: {error.strerror}") from None
     for image in file.images:
-        if image.width % 1 or image.height % 1:  # NaN and infinity are no JSON
+        if image.width % 1 or image.height % 1:  # JSON has no NaN and no infinity
             raise _wrong(path, "has an image of a broken number of pixels", image.file_name)
         image.width, image.height = int(image.width), int(image.height)
         image.id = _number(image.id)
@@ -171,7 +171,7 @@ def _read(path: Path) -> BoxFile:
 
 
 def _wrong(path: Path, what: str, which: str = "") -> UserError:
-    """What to raise for a file of annotations. A server is told what is wrong, but not with which image or box."""
+    """The error for a file of annotations. The server's version does not name the image or box."""
     return UserError(f"{path} {what}{f' ({which})' if which else ''}", public=f"a file of annotations {what}")
 
 
@@ -180,13 +180,13 @@ def _order(category: Category) -> tuple[bool, Name]:
 
 
 def _number(name: Name) -> Any:
-    """Ids may be texts of digits in one list and numbers in another."""
+    """Ids may be digit strings in one list and numbers in another."""
     return int(name) if isinstance(name, str) and name.isdecimal() and str(int(name)) == name else name
 
 
 def _objects(path: Path, file: BoxFile, classes: dict[Name, int]) -> tuple[dict[Name, list[Box]], int]:
-    """The objects of each image, boxes cut to the image, categories as class numbers, each with an area; and how many
-    were cut."""
+    """The objects of each image, with boxes cut to the image, class numbers as categories, and nonzero area; and the
+    number of boxes cut."""
     images = {image.id: image for image in file.images}
     if len(images) < len(file.images) or len(classes) < len(file.categories):
         raise UserError(f"{path} has two images or two categories of one id: give each its own")
@@ -232,13 +232,13 @@ def _objects(path: Path, file: BoxFile, classes: dict[Name, int]) -> tuple[dict[
 
 
 def _main_category(objects: Sequence[Box]) -> int:
-    """The class of the largest object, the first of equals; -1 if there is none."""
+    """The class of the largest object, the first in a tie; -1 without objects."""
     single = [o for o in objects if not o.iscrowd]
     return int(max(single, key=lambda o: o.area or 0.0).category_id) if single else -1
 
 
 def _targets(images: Sequence[BoxImage], objects: Sequence[Sequence[Box]], size: int) -> torch.Tensor:
-    """What a detector is trained on, as in `Kind`."""
+    """A detector's training targets, as in `Kind`."""
     rows = [
         [
             (o.category_id, *(ratio(image.width, image.height, size) * v for v in _centred(o.bbox)))
@@ -260,8 +260,8 @@ def _centred(box: tuple[float, float, float, float]) -> tuple[float, float, floa
 
 
 def _truth(images: Sequence[BoxImage], objects: Sequence[Sequence[Box]], classes: Sequence[str]) -> dict[str, Any]:
-    """What detections are scored against, as in `Split`."""
-    numbers = itertools.count(1)  # pycocotools takes 0 for no match
+    """The ground truth for scoring detections, as in `Targets`."""
+    numbers = itertools.count(1)  # 0 means no match in pycocotools
     return {
         "info": {},
         "images": [{"id": i, "width": image.width, "height": image.height} for i, image in enumerate(images)],
@@ -282,11 +282,11 @@ def _truth(images: Sequence[BoxImage], objects: Sequence[Sequence[Box]], classes
 
 
 class _StoredSize(Exception):
-    """The size of an image that its EXIF data turn on its side is the one that it is stored with."""
+    """The file states the stored size of an image that EXIF data rotate by 90 degrees."""
 
 
 def _turn(file: BoxFile, folder: Path) -> None:
-    """Give images that are stored on their side the size that they are shown with, and turn their boxes."""
+    """Set the displayed size of images stored on their side, and rotate their boxes."""
     turned = {}
     for image in file.images:
         with Image.open(folder / image.file_name) as opened:
@@ -307,12 +307,12 @@ def _turn(file: BoxFile, folder: Path) -> None:
 
 
 def ratio(width: float, height: float, size: int) -> float:
-    """What an image is scaled by to fit into `size` x `size`."""
+    """The scale factor that fits an image into `size` x `size`."""
     return min(size / width, size / height)
 
 
 def letter_boxed(image: Image.Image, size: int) -> NDArray[np.uint8]:
-    """An image as uint8 (3, size, size)."""
+    """A letter-boxed image, uint8 (3, size, size)."""
     scale = ratio(*image.size, size)
     width, height = (max(1, round(scale * side)) for side in image.size)
     canvas = Image.new("RGB", (size, size), (GREY,) * 3)
@@ -324,7 +324,7 @@ def _decoded(images: Sequence[BoxImage], folder: Path, path: Path, size: int) ->
     """The letter-boxed images (n, 3, size, size), decoded once and memory-mapped from the cache folder."""
     kept = cache_folder() / f"{_key(images, folder, path, size)}.npy"
     shape = (len(images), 3, size, size)
-    with suppress(OSError, ValueError):  # not there, or damaged
+    with suppress(OSError, ValueError):  # missing or damaged
         x = _kept(kept)
         if x.shape == shape and x.dtype == np.uint8:
             return x
@@ -347,8 +347,8 @@ def _kept(path: Path) -> NDArray[np.uint8]:
 
 
 def _key(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> str:
-    """Changes whenever an image does (as its name, size and time tell). Raises UserError for a missing one."""
-    digest = hashlib.sha256(f"coco 2 {size} {folder.absolute()}".encode())  # 2: of this layout of the cache
+    """A key that changes with any image's name, size or time. Raises UserError for a missing image."""
+    digest = hashlib.sha256(f"coco 2 {size} {folder.absolute()}".encode())  # 2: the version of the cache's layout
     for image in images:
         if PurePath(image.file_name).is_absolute() or ".." in PurePath(image.file_name).parts:
             raise UserError(

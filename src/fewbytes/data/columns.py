@@ -1,4 +1,4 @@
-"""Columns of text understood: numbers however they are written, limits of detection, and missing values."""
+"""Parses columns of text: numbers in various notations, detection limits, and missing values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import fewbytes.data.dates as dates
 from fewbytes.data.schema import Schema, Unclear
 
 NEARLY, HALF = 0.9, 0.5
-"""A column of text with this share of numbers is one of numbers, some of which are wrong: NEARLY, where these are few
-and may be categories, else HALF."""
-FEW = 20  # whole numbers of so many values at most are classes; of more they are numbers
-MOST_EXACT = 10**18  # of numbers with a point, that are written as whole ones
-HANDFUL = 5  # different numbers, whole or not, that may be categories among texts
-UNITS = 5  # different units of numbers in a column
+"""A text column with this share of numbers counts as numeric, with errors: NEARLY if the numbers are few and may be
+categories, else HALF."""
+FEW = 20  # whole numbers with at most this number of values are classes; with more they are numbers
+MOST_EXACT = 10**18  # maximum of numbers with a decimal point that are written as whole numbers
+HANDFUL = 5  # number of different numbers that may be categories among texts
+UNITS = 5  # maximum number of different units in a column
 WHITE = " \t\r\n\u00a0\u202f\ufeff"
 
 PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -38,7 +38,7 @@ CLOCK = r"(?i)^\d{1,2}:\d{2}(:\d{2})?( ?[ap]\.?m\.?)?$"
 
 @dataclass(frozen=True)
 class Texts:
-    """A column of text by its different values: `codes` (n,) says which one a row has, -1 none."""
+    """A text column by its different values: `codes` (n,) index them by row, -1 for none."""
 
     codes: NDArray[np.int64]
     values: pa.Array
@@ -46,7 +46,7 @@ class Texts:
 
     @classmethod
     def of(cls, column: pa.ChunkedArray, schema: Schema) -> Texts:
-        """Of a column of strings or of a dictionary of such; what stands for a missing value is none."""
+        """From a column of strings or of a dictionary of strings; marks of missing values become none."""
         column = pc.utf8_trim(column.cast(pa.large_string()), characters=WHITE)
         whole = column.dictionary_encode().combine_chunks()
         whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
@@ -60,40 +60,40 @@ class Texts:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """How often each value occurs."""
+        """The number of rows of each value."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values))
 
     @cached_property
     def known(self) -> int:
-        """In how many rows there is a value."""
+        """The number of rows with a value."""
         return int((self.codes >= 0).sum())
 
     def share(self, which: NDArray[np.bool_]) -> float:
-        """Of rows with a value, the part whose value is one of those."""
+        """The fraction of rows with one of these values, among rows with a value."""
         return float(self.counts[which].sum() / self.known) if self.known else 0.0
 
     def rows(self, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """The rows whose value is one of those."""
+        """The rows with one of these values."""
         return np.append(which, False)[self.codes]
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """By row what its value stands for, NaN where there is none."""
+        """Each row's number for its value, NaN without a value."""
         return np.append(values, np.nan)[self.codes]
 
     def like(self, pattern: str, values: pa.Array | None = None) -> NDArray[np.bool_]:
-        """Which values are so."""
+        """Which values match the pattern."""
         matched = pc.match_substring_regex(self.values if values is None else values, pattern)
         found: NDArray[np.bool_] = matched.to_numpy(zero_copy_only=False)
         return found
 
     @cached_property
     def limits(self) -> NDArray[np.bool_]:
-        """Which values are limits of numbers, like `<0.5`."""
+        """Which values are limits, like `<0.5`."""
         return self.like(LIMIT) & (self._pointed | self._comma)
 
     @cached_property
     def stand(self) -> bool:
-        """Whether categories are these as they stand there, neither numbers with commas or limits nor dates."""
+        """Whether values are categories as written: neither numbers with commas or limits nor dates."""
         return not self.dates.all() and bool(self.like(PLAIN).all() or not self.numbers.all())
 
     @cached_property
@@ -103,12 +103,12 @@ class Texts:
 
     @cached_property
     def numbers(self) -> NDArray[np.bool_]:
-        """Which values are numbers, with points or commas, or limits of such."""
+        """Which values are numbers, with points or commas, or limits."""
         return self._pointed | self._comma
 
     @cached_property
     def _bare(self) -> pa.Array:
-        """Values without the marks of limits, and the spaces and apostrophes between thousands."""
+        """Values without limit signs, and without spaces and apostrophes between thousands."""
         bare = pc.replace_substring(pc.replace_substring_regex(self.values, LIMIT, ""), "\u2212", "-")
         spaced = pc.match_substring_regex(bare, SPACED)
         return pc.if_else(spaced, pc.replace_substring_regex(bare, "[ '\u2019\u00a0\u202f]", ""), bare)
@@ -131,7 +131,7 @@ class Texts:
 
     @cached_property
     def surely(self) -> set[str]:
-        """By what its decimals are separated for certain: "point", "comma", both or neither."""
+        """The unambiguous decimal separators: "point", "comma", both or neither."""
         bare = self._bare
         point = self.like(PLAIN, bare) & ~self.like(WHOLE, bare) & ~self.like(EITHER_POINT, bare)
         comma = self.like(DECIMAL_COMMA, bare) & ~self.like(EITHER_COMMA, bare)
@@ -140,7 +140,7 @@ class Texts:
 
     @cached_property
     def written(self) -> str:
-        """Whether these are all "booleans", are mostly "dates", are mostly "numbers", or else "texts"."""
+        """The kind of the values: "booleans" if all are, "dates" or "numbers" if most are, else "texts"."""
         if self.known and self.share(self.like(r"(?i)^(true|false)$")) == 1:
             return "booleans"
         if self.known and self.share(self.dates) >= HALF:
@@ -155,17 +155,17 @@ class Texts:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether all that are numbers are whole ones."""
+        """Whether all numbers are whole."""
         return not (self.numbers & ~self.like(r"^[+-]?\d+(\.0*)?$", self._bare)).any()
 
     @cached_property
     def few(self) -> bool:
-        """Whether the numbers are so few that they may be categories among texts."""
+        """Whether the numbers are few enough to be categories among texts."""
         return int(self.numbers.sum()) <= (FEW if self.whole else HANDFUL)
 
     @cached_property
     def seem(self) -> str:
-        """What most of these texts seem to be that is written so that it cannot be read; nothing if they are texts."""
+        """What most values seem to be if they cannot be parsed, such as times of day; empty if they are texts."""
         measured = self.like(MEASURED) & ~self.numbers
         if measured.any() and self._most(measured | self.numbers):
             units = pc.replace_substring_regex(self.values.filter(pa.array(measured)), "[\\d.,' +-]", "")
@@ -176,7 +176,7 @@ class Texts:
         return "dates" if self._most(self.like(dates.OTHERWISE) | self.dates) else ""
 
     def _most(self, which: NDArray[np.bool_]) -> bool:
-        """Whether in most rows, or of most different values, these are."""
+        """Whether these are most rows, or most different values."""
         return bool(len(which)) and bool(self.share(which) >= HALF or which.mean() >= HALF)
 
     @cached_property
@@ -189,8 +189,8 @@ class Texts:
         return self.spread(self.like("(?i)^true$").astype(float))
 
     def as_numbers(self, others: set[str]) -> tuple[NDArray[np.float64], str]:
-        """(rows as numbers, how their decimals are separated: "point" or "comma"). `others`: how those of the file's
-        other columns are, for certain. Raises Unclear."""
+        """(numbers by row, their decimal separator: "point" or "comma"). `others`: the unambiguous separators of the
+        file's other columns. Raises Unclear."""
         wrong = ~self.numbers
         if wrong.any():
             count = self.known - int(self.counts[wrong].sum())
@@ -223,7 +223,7 @@ class Texts:
         return self.spread(numbers), decimal
 
     def _decimal(self, others: set[str]) -> str:
-        """How decimals are separated. Raises Unclear where nothing tells, or both are there."""
+        """The decimal separator. Raises Unclear if it is ambiguous, or both occur."""
         how = self.schema.decimal
         if how != "found":
             allowed = self._comma if how == "comma" else self._pointed
@@ -247,7 +247,7 @@ class Texts:
         return "point"
 
     def as_days(self) -> NDArray[np.float64]:
-        """Rows as days since 1970. Raises Unclear for what is no date, and for days and months that may be either."""
+        """Days since 1970 by row. Raises Unclear for values that are no dates, and for ambiguous ones."""
         wrong = ~self.dates
         if wrong.any():
             raise Unclear("is not a date, and the column's others are", "correct it or leave it empty", wrong)
@@ -255,8 +255,8 @@ class Texts:
 
 
 def plain(text: str) -> str:
-    """A class or category as all tables have it: numbers without signs, points and zeros that say nothing, `true` and
-    `false` in small letters."""
+    """The canonical form of a class or category: numbers without redundant signs, points and zeros, booleans in lower
+    case."""
     if re.match(WHOLE, text, re.ASCII):
         return str(int(text))
     if re.match(PLAIN, text, re.ASCII):
@@ -266,7 +266,7 @@ def plain(text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a finite number with a point."""
+    """Whether a text is a finite number with a decimal point or none."""
     try:
         return bool(np.isfinite(float(text)))
     except ValueError:

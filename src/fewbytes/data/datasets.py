@@ -1,7 +1,7 @@
-"""Data sets by name or folder; those of the Hugging Face hub are fetched once.
+"""Loads data sets by name or folder; those of the Hugging Face hub are downloaded once.
 
-Decoded images lie under the cache folder, `$XDG_CACHE_HOME/fewbytes` (or `~/.cache/fewbytes`; FEWBYTES_CACHE names
-another), and are memory-mapped from there. Nothing is ever unpickled.
+Decoded images are memory-mapped from the cache folder, `$XDG_CACHE_HOME/fewbytes` (or `~/.cache/fewbytes`;
+FEWBYTES_CACHE names another). Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ HUB = {
 """Short names of data sets on the Hugging Face hub; `owner/name` (and `owner/name/configuration`) works for others."""
 
 HOST = 'set the place of its client\'s data in its node.toml, under [config], as in client-data = "/data/patients.csv"'
-"""What to do on a node whose client's data were not found."""
+"""The remedy on a node whose client's data are missing."""
 ABSENT = f"there is no such data set on this node: {HOST}"
 ASIDE = ("old", "older", "log", "logs", "backup", "backups", "bak", "archive", "tmp", "temp")
-"""What folders are called, in small letters, that lie beside clients' and are none."""
+"""Lower-case names of folders beside clients' folders that are not clients."""
 HUB_SECONDS = 5.0  # to test whether the hub answers
 
 
@@ -65,30 +65,31 @@ def load_dataset(
     schema: Schema | None = None,
     uncertain: Uncertain = "refuse",
 ) -> Dataset:
-    """The data set called `name`.
+    """Load the data set called `name`.
 
-    `digits` is scikit-learn's (1,797 float32 images (1, 8, 8) in 0..1, a fixed 80/20 split), `package.module:function`
-    one that is made (`own_data`). Otherwise a folder: a path, or a name under the folder that FEWBYTES_DATA names, with
+    `digits` is scikit-learn's (1,797 float32 images (1, 8, 8) in 0..1, a fixed 80/20 split); `package.module:function`
+    returns a data set (`own_data`). Otherwise `name` is a folder: a path, or a name under the folder FEWBYTES_DATA,
+    with
 
     - `train-*.parquet`, at the top, in `data/` or in one subfolder per configuration
     - `<class>/<image>`, `<domain>/<class>/<image>` or `<class>/<group>/<image>`, possibly in folders called `train`,
-      `test` or alike, see `labelled_images`
+      `test` or similar, see `labelled_images`
     - `train/images/<image>` and `train/masks/<image>.png`: a class for every pixel, see `read_masks`
     - CIFAR's own pickles, here or in one subfolder (`cifar-10-batches-py`, `cifar-100-python`); no code in them is run
     - `.npz` and `.h5` files, and folders of `.npy`: `read_arrays`
-    - images anywhere below, and a table that names them and has their labels: `read_label_lists`
-    - `train.csv` or another table (docs/command-line.md has all kinds), which may also be a file that is named itself
+    - images anywhere below, and a table with their names and labels: `read_label_lists`
+    - `train.csv` or another table (docs/command-line.md lists all kinds); `name` may also be the table's file itself
 
-    Test samples are `test`, else `validation`, `valid` or `val`, else a fixed 20 % of each class. Otherwise it is
-    downloaded: the keys of HUB, or `owner/name` on the Hugging Face hub.
+    Test samples are `test`, else `validation`, `valid` or `val`, else a fixed 20 % of each class. If there is no such
+    folder, the data set is downloaded: a key of HUB, or `owner/name` on the Hugging Face hub.
 
-    Images are uint8 (C, H, W), or float32 if deeper; grey if all are, else RGB. With `image_size` the shorter side is
-    scaled to this many pixels and the longer one centre-cropped; without it all must be of one size. A folder in
-    COCO's format (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed
-    to `image_size` (SIZE unless given). Of a table `schema` says what its columns mean, or only what is asked of it
-    (`read_table`), and `uncertain` what uncertain labels of images are. With `only_test` a folder may have no training
-    samples. Raises UserError if there is no such data set, it has no labels or a link out of its folder, its images
-    differ in size, one cannot be decoded, or a table is not as the schema says.
+    Images are uint8 (C, H, W), or float32 if deeper; grey if all are grey, else RGB. `image_size` scales the shorter
+    side to this number of pixels and centre-crops the longer one; without it all images must have one size. A folder in
+    COCO's format (`coco:<path>`, or any with `annotations/instances_*.json`) is read by `read_coco`, letter-boxed to
+    `image_size` (default: SIZE). `schema` is the meaning of a table's columns, or only what is requested of them
+    (`read_table`); `uncertain` the treatment of images' uncertain labels. With `only_test` a folder may lack training
+    samples. Raises UserError if the data set is missing, has no labels or a link out of its folder, if images differ in
+    size or cannot be decoded, or if a table does not fit the schema.
 
     >>> from fewbytes.data import load_dataset
     >>> digits = load_dataset("digits")
@@ -156,8 +157,8 @@ def load_dataset(
 
 
 def client_folders(name: str) -> list[Path]:
-    """Where each client's data set lies, in the order of names: the folders, else the tables, in the folder called
-    `name` (a path, or one under FEWBYTES_DATA), or that itself if it is a data set. Raises UserError if there is none.
+    """The place of each client's data set, by name: the folders, else the tables, in the folder `name` (a path, or a
+    name under FEWBYTES_DATA), or that folder itself if it is a data set. Raises UserError if there is none.
     """
     folder = find(name)
     if folder is None:
@@ -200,7 +201,7 @@ def client_folders(name: str) -> list[Path]:
 
 @cache
 def _log_once(text: str) -> None:
-    """In the log, once."""
+    """Log a warning once."""
     log.warning("%s", visible(text))
 
 
@@ -221,7 +222,7 @@ def _digits(image_size: int | None) -> Dataset:
 
 
 def find(name: str, files: bool = False) -> Path | None:
-    """The folder of that name under FEWBYTES_DATA, else of that path; None if there is none. `files`: or the file."""
+    """The folder `name` under FEWBYTES_DATA, else at that path; None if there is none. `files`: a file counts, too."""
     for folder in places(name):
         if folder.is_dir() or ((files or table_suffix(folder) or folder.suffix.lower() in ARRAYS) and folder.is_file()):
             return folder
@@ -229,13 +230,13 @@ def find(name: str, files: bool = False) -> Path | None:
 
 
 def holds_table(name: str) -> bool:
-    """Whether what is called so is a table, or a folder of such."""
+    """Whether `name` is a table, or a folder of tables."""
     place = find(name)
     return place is not None and not (place / "train").is_dir() and bool(table_files(place) or table_files(place, True))
 
 
 def _download(name: str) -> Path:
-    """The folder of a data set of the hub, fetched unless it was before. Every failure ends in one UserError."""
+    """The folder of a data set of the hub, downloaded unless it was before. Raises UserError for every failure."""
     match = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", HUB.get(name, name))
     if not match:
         raise not_found(name, "no such name is known")
@@ -262,13 +263,13 @@ def _download(name: str) -> Path:
         if not any(partial.rglob("*.parquet")):
             raise FileNotFoundError("it has no Parquet files")
         partial.rename(folder)
-    except Exception as error:  # the hub's client fails in many ways: no network, offline mode, no such name, disk full
+    except Exception as error:  # the hub's client fails in many ways: no network, offline mode, unknown name, full disk
         raise not_found(name, f"fetching {repo} from the hub failed ({one_line(error, 160)})") from error
     return folder
 
 
 def not_found(name: str, why: str) -> UserError:
-    """What to raise for a data set that is not there."""
+    """The error for a missing data set."""
     if elsewhere():
         return UserError(f"data set {name!r} not found: no such folder under FEWBYTES_DATA, and {why}", public=ABSENT)
     root = os.environ.get("FEWBYTES_DATA")
@@ -289,7 +290,7 @@ def not_found(name: str, why: str) -> UserError:
 def _contents(folder: Path) -> str:
     if elsewhere():
         return "something else"
-    dangling = " (a link to what is not there)"
+    dangling = " (a link to a missing file)"
     there = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     entries = sorted(entry.name + "/" * entry.is_dir() + dangling * (not entry.exists()) for entry in there)
     more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""

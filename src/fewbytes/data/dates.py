@@ -1,5 +1,4 @@
-"""Dates in columns understood: ISO's, with day and month in either order, with names of months, and as whole numbers
-like 20200131."""
+"""Parses dates: ISO, day and month in either order, names of months, and whole numbers like 20200131."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from fewbytes.data.schema import Unclear
 
 SECONDS_A_DAY = 86_400
 MONTHS = ("jan", "feb", "mar|mär|mrz", "apr", "may|mai", "jun", "jul", "aug", "sep", "oct|okt", "nov", "dec|dez")
-"""How names of months begin, in English and in German."""
+"""The beginnings of month names, in English and in German."""
 
 _TIME = r"(?P<time>[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?)?"
 _NAME = rf"(?P<name>{'|'.join(MONTHS)})[a-zä]*\.?"
@@ -22,11 +21,11 @@ DAY_NAMED = rf"(?i)^(?P<day>\d{{1,2}})\.?[ /-]?{_NAME},?[ /-]?(?P<year>\d{{4}}){
 NAMED_DAY = rf"(?i)^{_NAME} (?P<day>\d{{1,2}})(?:st|nd|rd|th)?,? (?P<year>\d{{4}}){_TIME}$"
 WHOLE = r"^(19|20)\d{2}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])$"
 OTHERWISE = r"(?i)^\d{1,2}[./ -](\d{1,2}|[a-zä]{3,9}\.?)[./ -](\d{2}|\d{4})([ ,T].*)?$"
-"""What looks like a date: without its century, or with a time that is written otherwise."""
+"""Texts that look like a date: without a century, or with a time in another notation."""
 
 
 def are_dates(values: pa.Array) -> NDArray[np.bool_]:
-    """Which texts are dates; whole numbers only if all are."""
+    """Which texts are dates; whole numbers only if all of them are."""
     whole = _like(values, WHOLE)
     if len(whole) and whole.all():
         return whole
@@ -34,8 +33,8 @@ def are_dates(values: pa.Array) -> NDArray[np.bool_]:
 
 
 def days_of(values: pa.Array, order: str) -> NDArray[np.float64]:
-    """Texts that are dates as days since 1970; `order` of day and month: "found", "day-first" or "month-first". Raises
-    Unclear for a date that does not exist, and where either may be first."""
+    """Dates as days since 1970; `order` of day and month: "found", "day-first" or "month-first". Raises Unclear for
+    a nonexistent date, and for an ambiguous order."""
     texts = pc.replace_substring_regex(values, r"^(\d{4})/?(\d{2})/?(\d{2})", r"\1-\2-\3")
     for pattern in (DAY_NAMED, NAMED_DAY):
         if (which := _like(values, pattern)).any():
@@ -62,7 +61,7 @@ def days_of(values: pa.Array, order: str) -> NDArray[np.float64]:
 
 
 def days_of_numbers(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Numbers as days since 1970 if all are dates like 20200131, of 1900 to 2099; NaN where there is none."""
+    """Numbers like 20200131 as days since 1970, NaN for NaN; None unless all are dates from 1900 to 2099."""
     low, high = (np.fmin.reduce(values), np.fmax.reduce(values)) if len(values) else (0, 0)
     if not 19000101 <= low <= high <= 20991231:
         return None
@@ -78,7 +77,7 @@ def days_of_numbers(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
 
 
 def days_of_times(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """A column of dates or times as days since 1970, NaN where there is none."""
+    """A column of dates or times as days since 1970, NaN without a value."""
     moments = column.cast(pa.timestamp("us"), safe=False) if pa.types.is_date(column.type) else column
     moments = pc.cast(moments, pa.timestamp("us", getattr(moments.type, "tz", None)), safe=False).cast(pa.int64())
     missing = pc.is_null(moments).to_numpy()
@@ -88,13 +87,13 @@ def days_of_times(column: pa.ChunkedArray) -> NDArray[np.float64]:
 
 
 def written(days: float) -> str:
-    """Days since 1970 as ISO writes them, with the time unless it is midnight."""
+    """Days since 1970 in ISO format, with the time unless it is midnight."""
     moment = np.datetime64(round(days * SECONDS_A_DAY), "s")
     return str(moment.astype("datetime64[D]") if days == np.floor(days) else moment)
 
 
 def _day_first(values: pa.Array, order: str) -> bool:
-    """Whether the day is first in dates with day and month in either order. Raises Unclear where nothing tells."""
+    """Whether the day precedes the month in numeric dates. Raises Unclear if that is ambiguous."""
     if order != "found":
         return order == "day-first"
     parts = pc.extract_regex(values, MIXED)
@@ -109,7 +108,7 @@ def _day_first(values: pa.Array, order: str) -> bool:
 
 
 def _iso(parts: pa.Array, month: pa.Array, day: pa.Array) -> pa.Array:
-    """Years, months and days, and times after them, as ISO has them."""
+    """Years, months, days and the following times in ISO format."""
     month, day = (pc.utf8_lpad(each, 2, "0") for each in (month, day))
     dash = pa.scalar("-", pa.large_string())
     date = pc.binary_join_element_wise(pc.struct_field(parts, "year"), month, day, dash)

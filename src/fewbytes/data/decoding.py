@@ -1,4 +1,4 @@
-"""Images decoded once and kept as arrays under the cache folder, from where they are memory-mapped."""
+"""Decodes images once into arrays in the cache folder, which are memory-mapped."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Decoded:
-    """Per split its images (n, C, H, W), uint8 or, deeper ones, float32, and labels, int64 (n,); the names of the
-    classes, and what was found."""
+    """Per split images (n, C, H, W), uint8 or, if deeper, float32, and labels, int64 (n,); class names and notes."""
 
     arrays: dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
     classes: tuple[str, ...]
@@ -41,23 +40,23 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Form:
-    """What all images of a data set have room in: so many channels, each of 8 bits or deeper."""
+    """The format of all images of a data set: the number of channels, and whether any has more than 8 bits."""
 
     channels: int = 1
     deep: bool = False
 
     @property
     def kind(self) -> type[np.generic]:
-        """The type of their pixels."""
+        """The type of the pixels."""
         return np.float32 if self.deep else np.uint8
 
     def holding(self, pixels: Pixels) -> Form:
-        """The least form that has room for an image, too."""
+        """The smallest format that also fits this image."""
         return Form(max(self.channels, pixels.shape[-1]), self.deep or pixels.dtype != np.uint8)
 
 
 class _Wider(Exception):
-    """An image has no room in the form that those before it have."""
+    """An image does not fit the format of those before it."""
 
     def __init__(self, form: Form) -> None:
         super().__init__()
@@ -65,9 +64,9 @@ class _Wider(Exception):
 
 
 def decoded(folder: Path, files: Files, read: Read, image_size: int | None) -> Decoded:
-    """The images of a folder's files as `read` gives them, from the cache if they were decoded before.
+    """The images from `read`, loaded from the cache if they were decoded before.
 
-    All are grey if each is, else of three channels; all are uint8 unless one is deeper. DICOM files are on one scale
+    All are grey if each is, else of three channels; all are uint8 unless one is deeper. DICOM files share one scale
     (`scale_of`).
     """
     kept = cache_folder() / _key(folder, files, image_size)
@@ -90,7 +89,7 @@ def _decode(folder: Path, files: Files, read: Read, image_size: int | None) -> D
         try:
             found = _decoded(*read(), image_size, form, scale)
             return dataclasses.replace(found, notes=_notes(found, paths, dicom_note))
-        except _Wider as wider:  # read again, twice at most
+        except _Wider as wider:  # read again, at most twice
             form = wider.form
 
 
@@ -103,7 +102,7 @@ def _decoded(
 ) -> Decoded:
     arrays = {}
     like: Pixels | None = None
-    for split, source in encoded.items():  # train comes first, and its first image says how large all shall be
+    for split, source in encoded.items():  # train comes first; its first image sets the size of all
         if not len(source.labels):
             raise UserError(f"{source.where} has no samples")
         first = next(source.chunks)
@@ -119,7 +118,7 @@ def _decoded(
                 f"{math.prod(shape) * np.dtype(form.kind).itemsize / 1e9:,.0f} GB, more than this machine has: set a "
                 "smaller image_size (--image-size)"
             ) from None
-        # Decoding small images hardly leaves the interpreter's lock: there, threads cost more than they bring.
+        # Decoding small images hardly releases the interpreter's lock: threads would cost more than they gain.
         with ThreadPoolExecutor(os.cpu_count() if math.prod(size) >= 64 * 64 else 1) as pool:
             start = 0
             pending = []
@@ -131,14 +130,14 @@ def _decoded(
                 for done in pending:
                     done.result()
             except (UserError, _Wider):
-                pool.shutdown(cancel_futures=True)  # what is wrong is raised at once, not after all others are decoded
+                pool.shutdown(cancel_futures=True)  # errors are raised at once, not after all others are decoded
                 raise
         arrays[split] = (x, source.labels)
     return Decoded(arrays, classes)
 
 
 def _notes(found: Decoded, paths: Sequence[Path], dicom: str) -> tuple[str, ...]:
-    """Of images deeper than 8 bits what their values are. `dicom`: what was found of files of this kind."""
+    """A note on the pixel values of images deeper than 8 bits. `dicom`: the note on DICOM files."""
     arrays = [x for x, _ in found.arrays.values()]
     if all(x.dtype == np.uint8 for x in arrays):
         return ()
@@ -181,13 +180,13 @@ def _decode_into(
 
 
 def in_words(size: Sequence[int]) -> str:
-    """A size (height, width) or (slices, height, width) for people, the width first."""
+    """A size (height, width) or (slices, height, width) as text, width first."""
     return " x ".join(str(side) for side in reversed(size))
 
 
 def _key(folder: Path, files: Files, image_size: int | None) -> str:
-    """Changes whenever a file of the data set does (as its name, size and time tell), or the size asked for."""
-    digest = hashlib.sha256(f"4 {image_size} {folder.absolute()}".encode())  # 4: of this way of decoding
+    """A key that changes with any file's name, size or time, and with `image_size`."""
+    digest = hashlib.sha256(f"4 {image_size} {folder.absolute()}".encode())  # 4: the version of the decoding
     for split, paths in files.items():
         for path in paths:
             for each in sorted(path.iterdir()) if path.is_dir() else [path]:
@@ -214,7 +213,7 @@ def _from_cache(kept: Path) -> Decoded | None:
 
 
 def _to_cache(kept: Path, decoded: Decoded) -> bool:
-    """Written beside and renamed, so that a reader never sees half of it; False if that was not possible."""
+    """Write under another name, then rename, so that readers never see an incomplete folder; False on failure."""
     temporary = None
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -229,6 +228,6 @@ def _to_cache(kept: Path, decoded: Decoded) -> bool:
     except OSError as error:
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)
-        if not kept.is_dir():  # else another process was faster, with the same content
+        if not kept.is_dir():  # else another process finished first, with the same content
             log.warning("decoded images cannot be kept in %s (%s); they are decoded at every start", kept.parent, error)
         return kept.is_dir()

@@ -30,21 +30,22 @@ from fewbytes.data.split import ClientData, Split
 
 
 def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> FederatedData:
-    """`dataset` over clients; a client's test samples follow its training labels, the server tests on `dataset.test`.
+    """Split `dataset` over clients; their test samples follow their training labels, the server tests on
+    `dataset.test`.
 
-    With `partition.test` held-classes a client's are all test samples of the classes it trains on (GENE-FL).
-    `partition.partition` is one of PARTITIONS (`dirichlet` takes the option `min_samples`) or `flwr:<Name>`, a
-    flwr-datasets partitioner, made with its options (`num_partitions`, `partition_by`, `alpha` and `seed` are filled
-    in). `samples` is (train, test) per client: with `dirichlet` every client draws exactly that many (FedPURIN's
-    split), with any other partition its parts are cut down to at most that many, and having fewer training samples is
-    an error; held-classes are cut down likewise. The result depends on the arguments only. Raises UserError for a
-    wrong argument, a client without training samples, or held-classes where no classes are learnt.
+    With `partition.test` held-classes, a client tests on all test samples of its training classes (GENE-FL).
+    `partition.partition` is one of PARTITIONS (`dirichlet` has the option `min_samples`) or `flwr:<Name>`, a
+    flwr-datasets partitioner built from its options (`num_partitions`, `partition_by`, `alpha` and `seed` are filled
+    in). `samples` is (train, test) per client. With `dirichlet` every client draws exactly these numbers (FedPURIN's
+    split). Other partitions' subsets are cut to at most these numbers, and fewer training samples are an error;
+    held-classes are cut likewise. The result depends only on the arguments. Raises UserError for a wrong argument, a
+    client without training samples, or held-classes if no classes are learnt.
 
-    `newcomers`: so many more clients join in round `arrival` (default: 2), or `newcomers_a_round` in it and in each
-    after it; the others leave before it, unless they `stay` (GENE-FL, Guo et al. 2025). Newcomers hold samples of
-    `newcomer_classes`, the others and the server's test set those of `known_classes`; where one list is given the other
-    holds the rest, and without any a seeded permutation of the classes is cut in half (the known half is the larger).
-    Each half is partitioned separately, in the same way.
+    `newcomers`: this number of additional clients joins in round `arrival` (default: 2), or `newcomers_a_round` of them
+    per round from then on. The other clients leave before it, unless `stay` is set (GENE-FL, Guo et al. 2025).
+    Newcomers have samples of `newcomer_classes`; other clients and the server's test set those of `known_classes`. If
+    one list is given, the other has the remaining classes; without both, a seeded permutation is halved (the known half
+    is larger). Each half is partitioned separately, in the same way.
 
     >>> from fewbytes.data import Partition, federate, load_dataset
     >>> data = federate(load_dataset("digits"), Partition("iid", clients=4), seed=1)
@@ -52,7 +53,7 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     ([360, 360, 359, 359], 359)
     """
     if partition.test == "held-classes" and dataset.learns != "classes":
-        raise UserError(f"test held-classes goes by classes, and {dataset.name} holds {dataset.learns}: leave it out")
+        raise UserError(f"test held-classes needs classes, but {dataset.name} has {dataset.learns}: leave it out")
     if dataset.learns == "classes" and len(dataset.classes) < 2 and dataset.groups is None:
         raise UserError(
             f"{dataset.name} has one class, {dataset.classes[0]}: nothing can be learnt; if its folders mean "
@@ -63,7 +64,7 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     at_once = newcomers if partition.newcomers_a_round is None else partition.newcomers_a_round
 
     def split(classes: Sequence[int], clients: int, seed: int) -> tuple[list[Indices], list[Indices]]:
-        """Per client the samples of these classes it trains on, and those it is tested on."""
+        """Per client the training and the test samples, among samples of these classes."""
         train, test = _of_classes(dataset.train, classes), _of_classes(dataset.test, classes)
         half, labels = replace(partition, clients=clients), (dataset.train.labels, dataset.test.labels)
         _check(half, seed, len(train))
@@ -125,7 +126,7 @@ def _listed(classes: Iterable[int]) -> str:
 
 
 def _of_classes(split: Split, classes: Sequence[int]) -> Indices:
-    """Where in a split the samples of these classes are."""
+    """The indices of the samples of these classes."""
     return np.flatnonzero(np.isin(split.labels.numpy(), classes))
 
 
@@ -136,7 +137,7 @@ def _split_indices(
     partition: Partition,
     seed: int,
 ) -> tuple[list[Indices], list[Indices]]:
-    """`federate` on labels, which are of `classes` only: per client the indices of its training and test samples."""
+    """`federate` on labels, all of `classes`: per client the indices of its training and test samples."""
     name, clients = partition.partition, partition.clients
     samples, options = partition.samples, partition.partition_options
     takes_options = name.startswith("flwr:") or (name == "dirichlet" and not samples)
@@ -176,7 +177,7 @@ def _split_indices(
 
 
 def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0) -> FederatedData:
-    """`dataset` over clients by your own `parts`: per client the indices of its samples in `dataset.train`.
+    """Split `dataset` by your own `parts`: per client the indices of its samples in `dataset.train`.
 
     Each client's test samples follow its training labels (`match_test`, drawn by `seed`); the server tests on
     `dataset.test`. Raises UserError for a client without training samples or an index out of range.
@@ -192,12 +193,11 @@ def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0
 def federate_local(
     clients: Sequence[Dataset | None], test: Split, classes: Sequence[str], groups: Sequence[str] | None = None
 ) -> FederatedData:
-    """Each client's own data set, whole; None for one whose data lie elsewhere, on its own node.
+    """Combine clients' own data sets; None for a client whose data are on its own node.
 
-    `test`: the server's test set, whose samples' shape all must have, be it empty. `classes`: how labels are numbered
-    everywhere. `groups`: of labels that are not the classes, what they are called (default: all are of one). Raises
-    UserError for samples of another shape, of which something else is learnt, a class that is not in `classes`, and
-    boxes.
+    `test`: the server's test set, possibly empty, whose sample shape all must share. `classes`: the numbering of labels
+    at all clients. `groups`: names of labels that are not the classes (default: one group). Raises UserError for
+    samples of another shape, targets of another kind, a class that is not in `classes`, and boxes.
     """
     nothing = ClientData(test.take([]), test.take([]))
     local = []

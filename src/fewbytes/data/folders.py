@@ -1,4 +1,4 @@
-"""Folders of data: which images are in one, of which class, split and group each is, and that its files are its own."""
+"""Folders of images: their classes, splits and groups, and protection against links out of a folder."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fewbytes.data.levels import SHOWN, Parts, Places, Reading, check_no_masks, 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 TEST_NAMES = ("test", "validation", "valid", "val")
 STRAY = ("__macosx", "thumbs.db", "desktop.ini")
-"""What systems leave in folders, in small letters, beside what begins with a point, or `~$`, as Excel's locks."""
-DEEPEST = 8  # folders in folders that are looked into
+"""Lower-case names of systems' files, besides names that begin with a point or `~$` (Excel's locks)."""
+DEEPEST = 8  # maximum depth of folders that are searched
 _SPLIT = re.compile(
     r"(?:(?:seg|img|images?|data|dataset)[_ -])?"
     r"(train|trn|test|tst|validation|valid|val|eval|pred)(?:ing|uation|iction)?"
@@ -39,7 +39,7 @@ Labelled = list[tuple[Path, str]]  # images and the names of their classes
 
 @dataclass(frozen=True)
 class Pictures:
-    """The labelled images of a folder by split, "train" and possibly "test", and a line about the findings."""
+    """The labelled images of a folder by split, "train" and possibly "test", and notes on the findings."""
 
     splits: dict[str, Labelled]
     notes: tuple[str, ...] = ()
@@ -47,27 +47,27 @@ class Pictures:
 
 @dataclass
 class _Walked:
-    """The images below a folder by the folders they lie in, in order, and what is none."""
+    """The images below a folder by their folders, in order, and counts of other entries."""
 
     images: dict[Parts, list[Path]] = field(default_factory=dict)
     without: list[str] = field(default_factory=list)  # folders with no image below them
     others: int = 0  # files that are no images
     masks: int = 0  # beside their pictures
-    dangling: int = 0  # links to what is not there
+    dangling: int = 0  # links to missing files
 
 
 def split_of(name: str) -> str | None:
-    """Which split a folder's name means, in a usual spelling: train, one of TEST_NAMES, eval, or pred (of pictures to
-    be predicted); None: no split."""
+    """The split that a folder's name means, in a usual spelling: train, one of TEST_NAMES, eval, or pred (pictures to
+    predict); None: no split."""
     found = _SPLIT.fullmatch(name)
     return _word(found[1]) if found else None
 
 
 def splits_among(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Which of the folders' names mean splits: (split, what else the name says, as few names as there are of that).
+    """The folders' names that mean splits: (split, rest of the name, with as few different rests as possible).
 
-    Besides those of `split_of` these are names that begin or end so, as `brain_train` beside `brain_test`, or `trainA`
-    and `trainB` beside `testA` and `testB`: with the same rest there is one for training and another.
+    Besides names of `split_of` these are names that begin or end with one, as `brain_train` with `brain_test`, or
+    `trainA` and `trainB` with `testA` and `testB`: the same rest occurs for training and for another split.
     """
     found = {name: (split, "") for name in names if (split := split_of(name))}
     rests: dict[str, dict[str, str]] = {}
@@ -85,21 +85,20 @@ def splits_among(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def _word(text: str) -> str:
-    """A split by its usual word."""
+    """The canonical name of a split."""
     return {"trn": "train", "tst": "test"}.get(text.lower(), text.lower())
 
 
 def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
     """The labelled images below a folder, the test split as "train" if `only_test`; None if there are none.
 
-    Images lie in `<class>/`, in `<domain>/<class>/` where most classes are in several domains, in `<group>/<class>/`
-    where the groups are more than the classes, or in `<class>/<group>/` where no group is in two classes: of groups,
-    such as patients, without a test split a fixed fifth is for testing. No group may be in two splits.
-    A folder in that of a class whose files are one series of DICOM slices is one image, a volume. Folders may be in one
-    of a single name. A level of folders called `train`, `test`, `val` or alike says the split, of
-    which the first of TEST_NAMES is for testing; folders beside it, and those called images, say nothing.
-    Tiny-ImageNet's `val/` may be described by its `val_annotations.txt`. Raises UserError for splits that cannot be
-    told from classes, for images beside masks, and where folders may mean either.
+    Images lie in `<class>/`, in `<domain>/<class>/` if most classes are in several domains, in `<group>/<class>/` if
+    there are more groups than classes, or in `<class>/<group>/` if no group is in two classes. Without a test split, a
+    fixed fifth of the groups, such as patients, is for testing. No group may be in two splits. A folder in a class's
+    folder with a single series of DICOM slices is one image, a volume. A single outer folder is skipped. Folders called
+    `train`, `test`, `val` or similar name the split; the first of TEST_NAMES is for testing. Folders beside these and
+    folders called images have no meaning. Tiny-ImageNet's `val/` may have its `val_annotations.txt`. Raises UserError
+    if splits and classes are ambiguous, for images beside masks, and for an ambiguous layout.
     """
     walked = _walked(folder)
     splits, passed = _by_split(folder, walked)
@@ -131,7 +130,7 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
 
 
 def holds_classes(folder: Path) -> bool:
-    """Whether a folder is labelled images as `<class>/<image>`, or in splits."""
+    """Whether a folder has labelled images as `<class>/<image>`, or in splits."""
     inside = [*subfolders(folder), *subfolders(folder / "images")]
     splits = splits_among([place.name for place in inside])
     return any(split == "train" for split, _ in splits.values()) or any(
@@ -140,19 +139,19 @@ def holds_classes(folder: Path) -> bool:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder but hidden and stray ones, in order; none if it is not there."""
+    """The subfolders that are not hidden or stray, in order; none if the folder is missing."""
     if not folder.is_dir():
         return []
     return sorted(entry for entry in folder.iterdir() if not is_stray(entry) and entry.is_dir())
 
 
 def is_stray(path: Path) -> bool:
-    """Whether a file or folder is hidden, or what systems leave: `.DS_Store`, `._x.csv`, `__MACOSX`, `~$x.xlsx`."""
+    """Whether a file or folder is hidden, or the system's: `.DS_Store`, `._x.csv`, `__MACOSX`, `~$x.xlsx`."""
     return path.name.startswith((".", "~$")) or path.name.lower() in STRAY
 
 
 def holds_files(folder: Path) -> bool:
-    """Whether any file that is not stray lies in a folder, or in one of its folders that is no link."""
+    """Whether a file that is not stray lies in a folder, or in one of its subfolders that are no links."""
     inside = [entry for entry in folder.iterdir() if not is_stray(entry)]
     return any(entry.is_file() or entry.is_symlink() for entry in inside) or any(
         holds_files(entry) for entry in inside if entry.is_dir()
@@ -160,8 +159,8 @@ def holds_files(folder: Path) -> bool:
 
 
 def check_inside(folder: Path, paths: Iterable[Path]) -> None:
-    """Raises UserError for a file or folder of a data set in `folder` that is a link out of it, or lies behind one, and
-    for what is no file, such as a pipe. The folder may be a link itself, and links within FEWBYTES_DATA are the user's.
+    """Raises UserError for a path of a data set in `folder` that is, or is behind, a link out of it, and for pipes and
+    devices. The folder itself may be a link, and links within FEWBYTES_DATA are allowed.
     """
     paths, data = list(paths), os.environ.get("FEWBYTES_DATA")
     roots = [folder.resolve(), *([Path(data).expanduser().resolve()] if data else [])]
@@ -186,14 +185,14 @@ def check_inside(folder: Path, paths: Iterable[Path]) -> None:
             )
 
 
-# What is there --------------------------------------------------------------------------------------------------------
+# Contents of a folder -------------------------------------------------------------------------------------------------
 
 
 def _walked(folder: Path) -> _Walked:
     walked = _Walked()
 
     def walk(place: Path, parts: Parts) -> bool:
-        """Whether there is an image in it."""
+        """Whether the folder contains an image."""
         with os.scandir(place) as found:
             dangling = {Path(each) for each in found if each.is_symlink() and not os.path.exists(each)}
         entries = sorted(entry for entry in place.iterdir() if entry not in dangling)
@@ -220,7 +219,7 @@ def _walked(folder: Path) -> _Walked:
             if len(inside.relative_to(folder).parts) > DEEPEST or not walk(inside, deeper):
                 empty.append(inside)
         check_no_masks(place, [inside.name for inside in folders if inside not in empty])
-        if len(empty) < len(folders) or images or place == folder:  # else the place itself is without any
+        if len(empty) < len(folders) or images or place == folder:  # else the folder itself is listed
             walked.without += [str(inside.relative_to(folder)) for inside in empty]
         return len(empty) < len(folders) or bool(images)
 
@@ -234,7 +233,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _masks(images: Sequence[Path]) -> set[Path]:
-    """Those that lie beside the picture that they are masks of: `x_mask.png` or `x_mask_1.png` beside `x.png`."""
+    """The images that are masks of a picture beside them: `x_mask.png` or `x_mask_1.png` beside `x.png`."""
     stems = {path: path.name.lower().removesuffix(".gz").rpartition(".")[0] for path in images}
     names = {*stems.values()}
     return {path for path, stem in stems.items() if (found := _MASK.fullmatch(stem)) and found[1] in names}
@@ -251,17 +250,17 @@ def _skipped(walked: _Walked, pictures: Sequence[tuple[str, int]]) -> str:
     if walked.without:
         note.append(f"folders without pictures: {listed(walked.without, 3)}")
     if walked.dangling:
-        note.append(f"{walked.dangling} links to what is not there")
+        note.append(f"{walked.dangling} links to missing files")
     if walked.others:
         note.append(f"{walked.others} files that are no pictures")
     return f"; passed over: {', '.join(note)}" if note else ""
 
 
-# What it means --------------------------------------------------------------------------------------------------------
+# Meaning of the folders -----------------------------------------------------------------------------------------------
 
 
 def _by_split(folder: Path, walked: _Walked) -> tuple[dict[str, Places], list[tuple[str, int]]]:
-    """Images by split and the folders that say more than that, and how many are passed over, as what."""
+    """Images by split and by their remaining folders, and the numbers of skipped ones by description."""
     described: dict[str, Places] = {}
     for place in subfolders(folder):
         name, lines = split_of(place.name), place / f"{place.name}_annotations.txt"
@@ -293,8 +292,8 @@ def _by_split(folder: Path, walked: _Walked) -> tuple[dict[str, Places], list[tu
 
 
 def _split_levels(folder: Path, places: Iterable[Parts]) -> dict[int, dict[str, tuple[str, str]]]:
-    """The levels of folders that name splits, with what their names mean: all do, or one for training that holds
-    folders, or two that are alike but for the split."""
+    """The levels of folders that name splits, with the names' meanings: all names do, or one for training that contains
+    folders, or two that differ only in the split."""
     places = list(places)
     levels: dict[int, dict[str, tuple[str, str]]] = {}
     odd: list[str] = []
@@ -341,7 +340,7 @@ def _split_by_group(folder: Path, read: Reading, places: Places) -> dict[str, La
 
 
 def _listed(path: Path) -> Labelled:
-    """Images of `images/` as Tiny-ImageNet lists them: a line each, its name, its class and more, with tabs."""
+    """Images of `images/` from Tiny-ImageNet's list: a line with name, class and more each, separated by tabs."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):

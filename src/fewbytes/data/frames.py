@@ -1,4 +1,4 @@
-"""A table as read: its columns as numbers or categories, and errors with their place."""
+"""A table's columns as numbers or categories, and errors that name their place."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fewbytes.data.columns import Texts, is_number, plain
 from fewbytes.data.marks import MARKS, far_marks
 from fewbytes.data.schema import NOT_SCALED, USUAL_MARKS, Schema, Unclear, no_column, refused
 
-USUAL = 3  # standard deviations from the mean of the run's table, within which values are no marks
-SHORT = 100_000  # rows; of a table with fewer, which may have many columns, numbers are converted once
+USUAL = 3  # standard deviations around the server's mean, within which values are no marks
+SHORT = 100_000  # rows; numbers of shorter tables, which may have many columns, are converted only once
 
 
 class Table:
-    """Columns; `where` they are from; the `schema`, by which they are read; what was `said` as the file was read.
+    """Columns; their origin `where`; the `schema` for reading them; `notes` on reading the file.
 
-    `decimals`: how these are separated in the file's numbers, as far as the reader knows: "point", or nothing.
+    `decimals`: the decimal separator of the file's numbers if the reader knows it: "point", or nothing.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Table:
         self.commas: list[str] = []
         """The columns that were read with a decimal comma."""
         self.thousands: list[str] = []
-        """The columns in which commas were read as standing between thousands."""
+        """The columns in which commas were read as thousands separators."""
         self.limits: dict[str, int] = {}
-        """By column how many values are limits, such as `<0.5`."""
+        """By column the number of limits, such as `<0.5`."""
         self.far: dict[str, list[int]] = {}
-        """By column the numbers that seem to stand for a missing value and count as they are, as marks are named."""
+        """By column the numbers that seem to mean missing values, but are kept, as the user names the marks."""
         self._dated: set[str] = set()
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Table:
 
     @cached_property
     def names(self) -> dict[str, int]:
-        """The columns' names, in order, and the place of each."""
+        """The columns' names in order, with their positions."""
         return {name: i for i, name in enumerate(self._all)}
 
     @cached_property
@@ -69,7 +69,7 @@ class Table:
 
     @cached_property
     def index(self) -> tuple[str, ...]:
-        """The columns that hold the rows' index by pandas's metadata."""
+        """The columns with the rows' index, by pandas's metadata."""
         about = json.loads((self.data.schema.metadata or {}).get(b"pandas", b"{}"))
         return tuple(name for name in about.get("index_columns", ()) if isinstance(name, str))
 
@@ -84,8 +84,7 @@ class Table:
         return self.data.column(self.names[name])
 
     def stored(self, name: str) -> str:
-        """As what a column is stored: "texts", "categories", "numbers", "booleans" or "dates". Raises UserError for all
-        else."""
+        """The storage: "texts", "categories", "numbers", "booleans" or "dates". Raises UserError for other types."""
         if name in self._stored:
             return self._stored[name]
         kind = self.column(name).type
@@ -99,7 +98,7 @@ class Table:
         raise self.refused(name, f"has {what}", "give numbers, dates or text, or leave it out (--leave-out)")
 
     def kind(self, name: str) -> str:
-        """What a column holds: "texts", "numbers", "booleans" or "dates"."""
+        """The kind of a column: "texts", "numbers", "booleans" or "dates"."""
         stored = self.stored(name)
         if name in self.schema.categories:
             return "texts"
@@ -109,7 +108,7 @@ class Table:
         if stored not in ("texts", "categories"):
             return stored
         texts = self.texts(name)
-        codes = stored == "categories" and texts.whole  # which were made categories by whoever wrote the file
+        codes = stored == "categories" and texts.whole  # the file's writer made them categories
         return "texts" if texts.written == "numbers" and codes else texts.written
 
     def texts(self, name: str) -> Texts:
@@ -119,14 +118,14 @@ class Table:
         return self._texts[name]
 
     def missing(self, name: str) -> NDArray[np.bool_]:
-        """In which rows the column has no value."""
+        """The rows without a value in the column."""
         if name not in self.schema.numbers and self.stored(name) in ("texts", "categories"):
             return self.texts(name).codes < 0
         return np.isnan(self.numbers(name))
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """A column as numbers, dates as days since 1970, NaN where there is no value. Raises UserError for text that is
-        none, infinity, and a number that seems to stand for a missing value."""
+        """A column as numbers, dates as days since 1970, NaN without a value. Raises UserError for other text,
+        infinity, and a number that seems to mean a missing value."""
         if name in self._numbers:
             return self._numbers[name]
         stored, column = self.stored(name), self.column(name)
@@ -150,12 +149,12 @@ class Table:
         return values
 
     def categories(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
-        """(codes (n,), texts): which text a row of a column has, -1 for none; as all tables write it (`plain`)."""
+        """(codes (n,), texts): the index of each row's text, -1 for none; texts are canonical (`plain`)."""
         kind = self.kind(name)
         texts = self.texts(name) if self.stored(name) in ("texts", "categories") else None
         if texts is not None and (name in self.schema.categories or texts.stand):
             codes, written = texts.codes, [plain(text) for text in texts.values.to_pylist()]
-        elif pa.types.is_integer(self.column(name).type) and kind != "dates":  # exactly, also above 2^53
+        elif pa.types.is_integer(self.column(name).type) and kind != "dates":  # exact, also above 2^53
             different, codes = np.unique(pc.fill_null(self.column(name), 0).to_numpy(), return_inverse=True)
             codes = np.where(np.isnan(self.numbers(name)), -1, codes)
             written = [str(value) for value in different]
@@ -170,17 +169,17 @@ class Table:
         return np.array([*(number.get(text, -1) for text in written), -1], dtype=np.int64)[codes], list(number)
 
     def refused(self, name: str, what: str, remedy: str, public: str = "") -> UserError:
-        """An error of a column. A server is told which, if the run names it, and `public`, or else the same."""
+        """An error of a column. The server's version names it if the run does, and has `public` in place of `what`."""
         column = f"column {name!r}" if self.schema.names(name) else "column"
         return refused(f"{self.where}: column {name!r}", what, remedy, public, f"a table's {column}")
 
     def wrong(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str, public: str = "") -> UserError:
-        """An error of the first of those rows of a column, which count from 1; `public` as of `refused`."""
+        """An error of the first of these rows of a column, counted from 1; `public` as in `refused`."""
         value = self.column(name)[int(np.flatnonzero(rows)[0])].as_py()
         return self._in_rows(name, rows, f"{value!r} {what}", remedy, public or f"a value that {what}: {remedy}")
 
     def lacking(self, name: str, rows: NDArray[np.bool_], remedy: str) -> UserError:
-        """An error about rows of a column without a value."""
+        """An error of rows of a column without a value."""
         value = self.column(name)[int(np.flatnonzero(rows)[0])].as_py()
         mark = f" ({value!r})" if isinstance(value, str) and value.strip() else ""
         what = f"the value is missing{mark}"
@@ -214,28 +213,28 @@ class Table:
         return values
 
     def _as_days(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Numbers that are dates like 20200131 as days since 1970, others as they are."""
+        """Numbers like 20200131 as days since 1970 if all are dates, else unchanged."""
         days = dates.days_of_numbers(values)
         if days is not None:
             self._dated.add(name)
             return days
         if name in self.schema.dates and not np.isnan(values).all():
-            raise self.refused(name, "has no dates, unlike in the server's table", "write dates like 2020-01-31")
+            raise self.refused(name, "has no dates, but the server's table has", "write dates like 2020-01-31")
         return values
 
     @property
     def _surely(self) -> set[str]:
-        """How decimals are separated for certain, in all columns of text that were looked at."""
+        """The unambiguous decimal separators in all text columns read so far."""
         read = [texts.surely for texts in self._texts.values() if texts.written == "numbers"]
         return self._decimals.union(*read)
 
     @cached_property
     def _marks(self) -> list[float]:
-        """The numbers that stand for a missing value."""
+        """The numbers that mark a missing value."""
         return [float(mark) for mark in self.schema.missing_marks if is_number(mark)]
 
     def _check(self, name: str, values: NDArray[np.float64]) -> None:
-        """Raises UserError for infinity, and for a number that seems to stand for a missing value."""
+        """Raises UserError for infinity, and for a number that seems to mean a missing value."""
         self._checked.add(name)
         ends = {float(np.fmin.reduce(values)), float(np.fmax.reduce(values))} if len(values) else set()
         if math.inf in ends or -math.inf in ends:
@@ -257,7 +256,7 @@ class Table:
             )
 
     def _far_marks(self, name: str, values: NDArray[np.float64]) -> list[int]:
-        """As `far_marks`; a class's number is none, where the run's table has told the classes."""
+        """As `far_marks`; none for class numbers, if the server's table has defined the classes."""
         if name in self.schema.target and self.schema.learns == "classes":
             return []
         marks = [mark for mark in MARKS if mark != 9 or name not in self.schema.target]
@@ -279,13 +278,13 @@ def as_arrow(frame: Any) -> pa.Table:
 
 
 def run_with(option: str) -> str:
-    """How to set an option: on this command, or on a server elsewhere."""
+    """The instruction to set an option: on this command, or on a remote server."""
     return f"have the server run with {option}" if elsewhere() else f"run with {option}"
 
 
 @functools.cache
 def _stored_as(kind: pa.DataType) -> str:
-    """As what columns of a type are stored; nothing for what is neither."""
+    """The storage of a type's columns; empty for other types."""
     if pa.types.is_dictionary(kind):
         return "categories" if _is_string(kind.value_type) else "numbers"
     if _is_string(kind):
@@ -302,7 +301,7 @@ def _is_string(kind: pa.DataType) -> bool:
 
 
 def _floats(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """Numbers of any type, NaN where there is none. Integers above 2^53 are rounded."""
+    """Numbers of any type, NaN without a value. Integers above 2^53 are rounded."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     values: NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy().astype(np.float64, copy=False)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from fewbytes.data.frames import Table
 
 INDEX = re.compile(r"Unnamed: \d+(\.\d+)*(_level_\d+)?|__index_level_\d+__|\s*")
-"""What pandas calls the index of rows in files."""
-LEAST = 20  # rows, from which on whole numbers that are all different tell something
-REPEATED = 10  # rows of a patient at most, on average, of whom the column tells
+"""pandas' names for the index of rows in files."""
+LEAST = 20  # minimum number of rows for which different whole numbers are suspicious
+REPEATED = 10  # maximum average number of rows per value of an identifier
 WORDS = frozenset(
     (
         "id", "ids", "identifier", "mrn", "guid", "uid", "uuid", "pid", "patid", "patientid", "subjectid", "caseid",
@@ -24,8 +24,8 @@ WORDS = frozenset(
 )  # fmt: skip
 """A column is named like an identifier if the last word of its name is one of these."""
 PEOPLE = frozenset(("patient", "patients", "subject", "participant", "person"))
-"""And like those of people, however many rows each has, if one of these is in it: what is learnt of them is who they
-are."""
+"""A column is named like an identifier of people, however many rows each has, if its name contains one of these:
+learning from it means recognising people."""
 NUMBERS = frozenset(
     (
         "idx", "index", "key", "matricule", "nbr", "no", "nr", "num", "sno",
@@ -33,19 +33,19 @@ NUMBERS = frozenset(
         "serial", "nummer", "aktenzeichen",
     )
 )  # fmt: skip
-"""And it is named like a number of rows if it is one of these, or as R and pandas call such."""
+"""A column is named like a row number if its name is one of these, or R's or pandas's name for it."""
 ROWS = re.compile(r"level_\d+|\w+(nummer|number)", re.IGNORECASE)
 
 
 def index_columns(table: Table) -> list[str]:
-    """The columns that are only an index of the rows, as pandas writes one."""
+    """The columns that are only an index of the rows, as written by pandas."""
     return [name for name in table.names if INDEX.fullmatch(name) or name in table.index]
 
 
 def check_no_identifier(table: Table, features: list[str]) -> None:
-    """Raises UserError for a feature that seems to name the rows: one that is called so, of whole numbers or texts that
-    are all different or occur a few times, or one of whole numbers that rise or fall with every row, or are all those
-    of a range."""
+    """Raises UserError for a feature that seems to identify rows: named so, with whole numbers or texts that are all
+    different or repeat only a few times; or whole numbers that rise or fall with every row, or that are all those of a
+    range."""
     if len(table) < LEAST:
         return
     for name in features:
@@ -64,7 +64,7 @@ def check_no_identifier(table: Table, features: list[str]) -> None:
 
 
 def _names_rows(table: Table, name: str) -> str:
-    """Why a column seems to name the rows, or nothing."""
+    """The reason why a column seems to identify rows, or nothing."""
     kind, called = table.kind(name), _called(name)
     if kind == "texts":
         if not called or table.stored(name) not in ("texts", "categories"):
@@ -87,7 +87,7 @@ def _names_rows(table: Table, name: str) -> str:
 
 
 def _identifying(what: str, different: int, rows: int, called: str) -> str:
-    """Why values under a name like that of an identifier, or of a number of rows, seem to tell whose the rows are."""
+    """The reason why values of a column that is named like an identifier seem to identify rows, or nothing."""
     if different < LEAST:
         return ""
     if different == rows:
@@ -97,9 +97,9 @@ def _identifying(what: str, different: int, rows: int, called: str) -> str:
 
 
 def _whole_numbers(table: Table, name: str) -> NDArray[Any]:
-    """The values of a column, if they are whole numbers, else none."""
+    """The values of a column if they are whole numbers, else empty."""
     column = table.column(name)
-    if pa.types.is_integer(column.type):  # exactly, as float64 rounds those above 2^53
+    if pa.types.is_integer(column.type):  # exact, as float64 rounds integers above 2^53
         exact: NDArray[Any] = column.drop_null().to_numpy()
         return exact
     values = table.numbers(name)
@@ -110,7 +110,7 @@ def _whole_numbers(table: Table, name: str) -> NDArray[Any]:
 
 
 def _called(name: str) -> str:
-    """Whether a column is called like "people's numbers", "identifiers", or "numbers of rows", or nothing."""
+    """What the column's name suggests: "people's numbers", "identifiers", "numbers of rows", or nothing."""
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
     if PEOPLE.intersection(words) and (len(words) == 1 or words[-1] in WORDS | NUMBERS):
         return "people's numbers"

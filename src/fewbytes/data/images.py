@@ -1,4 +1,4 @@
-"""Image files as arrays of pixels that lose nothing of what the files hold, and where decoded ones are kept."""
+"""Reads image files as arrays of pixels without loss, and names the cache folder for decoded images."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from fewbytes.data.formats.nifti import is_nifti, read_nifti
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 MOST_PIXELS = 1 << 26
-"""An image may have so many, 8192 x 8192: as its first bytes say, before the others are decoded."""
+"""Maximum number of pixels, 8192 x 8192, checked in the header before decoding."""
 BITS, SAMPLE_FORMAT, PHOTOMETRIC, SUBFILE, ORIENTATION = 258, 339, 262, 254, 274  # tags of TIFF and EXIF
 CHANNELS, EXTRA = 277, 338  # of TIFF
 SIGNED, WHITE_IS_ZERO = 2, 0  # of SAMPLE_FORMAT, of PHOTOMETRIC
-SIDEWAYS = (5, 6, 7, 8)  # an image's ORIENTATION, by which its width is its height
+SIDEWAYS = (5, 6, 7, 8)  # values of ORIENTATION that swap width and height
 TURNS = {3: 2, 6: 3, 8: 1}  # quarter turns to the left that show an image upright, by its ORIENTATION
-MIRRORED = {2: 1, 4: 3, 5: 8, 7: 6}  # those of mirrored images, each with the one that it has once it is mirrored back
+MIRRORED = {2: 1, 4: 3, 5: 8, 7: 6}  # mirrored values of ORIENTATION, with the value after mirroring back
 _DEEP = {"PNG": deep_png, "TIFF": deep_tiff}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 Item = bytes | Path | NDArray[np.uint8]  # an image not yet decoded, or its pixels (height, width, 3)
 Pixels = NDArray[Any]
-"""An image (height, width, 1 or 3), or a volume (slices, height, width, channels): uint8, or, if it is deeper than 8
-bits, float32: whole numbers divided by the highest of their type, so that they mean the same at every site, and floats
-as they are."""
+"""An image (height, width, 1 or 3), or a volume (slices, height, width, channels): uint8, or float32 if deeper than 8
+bits. Whole numbers are divided by the maximum of their type, so that they mean the same at every site; floats are not.
+"""
 
 
 def place_of(item: Item | None, where: Path, index: int) -> str:
-    """What errors call the image: its file, or its number in the file `where`."""
+    """The name of an image in errors: its file, or its number in the file `where`."""
     return str(item) if isinstance(item, Path) else f"image {index} of {where}"
 
 
 def wrong_image(item: Item | None, where: Path, index: int, what: str) -> UserError:
-    """What to raise for an image. A server is told what is wrong with one, but not with which."""
+    """The error for an image. The server's version does not name the image."""
     return UserError(f"{place_of(item, where, index)} {what}", public=f"an image {what}")
 
 
 def read_image(item: Item | None, where: Path, index: int, scale: dicom.Scale | None = None) -> Pixels:
-    """An image as a viewer shows it: turned upright as its EXIF data say, palettes as colours, on white where it is
-    transparent; DICOM on a `scale`. Raises UserError as `raw_image`, and for pixels that are not finite."""
+    """An image as a viewer shows it: upright by its EXIF data, palettes as colours, transparency on white, DICOM on a
+    `scale`. Raises UserError as `raw_image`, and for pixels that are not finite."""
     if isinstance(item, np.ndarray):
         return item
     if isinstance(item, Path) and (item.is_dir() or is_nifti(item) or item.suffix.lower() in dicom.SUFFIXES):
@@ -72,7 +72,7 @@ def read_image(item: Item | None, where: Path, index: int, scale: dicom.Scale | 
 
 
 def raw_image(item: bytes | Path | None, where: Path, index: int) -> Image.Image | Pixels:
-    """The image, decoded and turned upright, in its file's mode; as `Pixels` if it is deeper than 8 bits.
+    """The image, decoded and upright, in its file's mode; as `Pixels` if it is deeper than 8 bits.
 
     Raises UserError, naming it, if it is too large, has several pages, or cannot be decoded.
     """
@@ -82,7 +82,7 @@ def raw_image(item: bytes | Path | None, where: Path, index: int) -> Image.Image
         return _upright(item.read_bytes() if isinstance(item, Path) else item)
     except UserError as error:
         raise wrong_image(item, where, index, str(error)) from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # far more than MOST_PIXELS
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # far above MOST_PIXELS
         raise wrong_image(item, where, index, _too_large("")) from None
     except (OSError, ValueError, SyntaxError) as error:
         what = f"is not a readable image ({', '.join(FORMATS)}); remove or replace it"
@@ -94,7 +94,7 @@ def _too_large(size: str) -> str:
 
 
 def _upright(data: bytes) -> Image.Image | Pixels:
-    """Raises UserError of what is wrong, without its name."""
+    """The upright image. Raises UserError with what is wrong, without its name."""
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
@@ -109,7 +109,7 @@ def _upright(data: bytes) -> Image.Image | Pixels:
         tags: Any = image.tag_v2  # type: ignore[attr-defined]
         further_channel(tags.get(PHOTOMETRIC, 1), tags.get(CHANNELS, 1), tags.get(EXTRA, ()))
     deep, turn = _is_deep(image), image.getexif().get(ORIENTATION, 1)
-    image.load()  # whatever reads it, one that is cut off is refused
+    image.load()  # so that truncated images are refused here
     upright = ImageOps.exif_transpose(image)
     if not deep:
         return upright
@@ -122,7 +122,7 @@ def _upright(data: bytes) -> Image.Image | Pixels:
 
 
 def _pages(image: Image.Image) -> int:
-    """How many pictures a file holds; the smaller ones that some have beside theirs, as cameras do, do not count."""
+    """The number of pictures in a file, without smaller versions, which some cameras add."""
     if image.format not in ("GIF", "TIFF", "PNG", "WEBP") or (frames := getattr(image, "n_frames", 1)) == 1:
         return 1
     if image.format != "TIFF":
@@ -136,7 +136,7 @@ def _pages(image: Image.Image) -> int:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether pixels are other numbers than those of 0 to 255."""
+    """Whether pixels are other numbers than 0 to 255."""
     if image.mode[0] in "IF":
         return True
     if image.format == "TIFF":
@@ -146,7 +146,7 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def _deep_grey(image: Image.Image, tags: Mapping[int, Any]) -> NDArray[Any]:
-    """Pixels (height, width) in their file's type, which Pillow holds as int32 or uint16. `tags`: a TIFF's."""
+    """Pixels (height, width) in their file's type; Pillow has int32 or uint16. `tags`: a TIFF's."""
     values = np.asarray(image)
     if image.mode == "I" and tags:
         signed = tags.get(SAMPLE_FORMAT, (1,))[0] == SIGNED
@@ -159,7 +159,7 @@ def _deep_grey(image: Image.Image, tags: Mapping[int, Any]) -> NDArray[Any]:
 
 
 def _on_white(values: NDArray[Any], image: Image.Image) -> NDArray[Any]:
-    """Pixels with the one colour white that a PNG says is transparent."""
+    """Pixels with a PNG's transparent colour replaced by white."""
     if (clear := image.info.get("transparency")) is None or values.dtype != np.uint16:
         return values
     is_clear = values == np.asarray(clear)
@@ -167,8 +167,8 @@ def _on_white(values: NDArray[Any], image: Image.Image) -> NDArray[Any]:
 
 
 def _of_ones(deep: NDArray[Any]) -> Pixels:
-    """Pixels of any type as float32 (height, width, 1 or 3), whole numbers divided by the highest of their type; on
-    white where they are transparent. Raises UserError for another number of channels."""
+    """Pixels of any type as float32 (height, width, 1 or 3), whole numbers divided by their type's maximum,
+    transparency on white. Raises UserError for another number of channels."""
     values = deep[..., None] if deep.ndim == 2 else deep
     if values.ndim != 3 or values.shape[2] > 4:
         raise UserError(f"has pixels of shape {deep.shape}, neither grey nor colours: give one picture a file")
@@ -182,8 +182,8 @@ def _of_ones(deep: NDArray[Any]) -> Pixels:
 
 
 def squared(pixels: Pixels, size: int, how: Image.Resampling = Image.Resampling.BILINEAR) -> Pixels:
-    """An image (height, width, channels) with its shorter side scaled to `size` pixels, and of the longer one the
-    middle."""
+    """An image (height, width, channels) with its shorter side scaled to `size` pixels and the longer one cropped to
+    the middle."""
     if pixels.shape[:2] == (size, size):
         return pixels
     if pixels.dtype == np.uint8:
@@ -194,8 +194,8 @@ def squared(pixels: Pixels, size: int, how: Image.Resampling = Image.Resampling.
 
 
 def in_bytes(pixels: Pixels) -> NDArray[np.uint8]:
-    """Pixels as uint8 (height, width, 3), for who takes no others: of 0..1 as 0..255, of other floats from the least to
-    the highest."""
+    """Pixels as uint8 (height, width, 3): values 0..1 become 0..255, other floats are scaled from their minimum to
+    their maximum."""
     if pixels.dtype != np.uint8:
         low, high = min(0.0, float(pixels.min())), max(1.0, float(pixels.max()))
         pixels = ((pixels - low) / (high - low) * 255).round().astype(np.uint8)
@@ -203,6 +203,6 @@ def in_bytes(pixels: Pixels) -> NDArray[np.uint8]:
 
 
 def cache_folder() -> Path:
-    """Where decoded images and fetched data sets are kept: FEWBYTES_CACHE, else in the user's own cache folder."""
+    """The folder for decoded images and downloads: FEWBYTES_CACHE, else in the user's cache folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return Path(os.environ.get("FEWBYTES_CACHE") or base / "fewbytes").expanduser()

@@ -1,4 +1,4 @@
-"""What the folders that images lie in mean: classes, domains above them, or groups such as patients, above or below."""
+"""Interprets the folders of images as classes, domains above them, or groups such as patients, above or below."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 from fewbytes.base.errors import UserError, listed
 
-Parts = tuple[str, ...]  # the names of the folders that an image lies in, but for images/
-Places = dict[Parts, list[Path]]  # and the images there
-SHOWN = 3  # names of classes in a note
+Parts = tuple[str, ...]  # the names of an image's folders, except images/
+Places = dict[Parts, list[Path]]  # the images in these folders
+SHOWN = 3  # maximum number of class names in a note
 DIGITS = set("0123456789")
 KINDS = re.compile(r"(class|grade|stage|type|level|category|label|digit)e?s?[ _-]?\d+", re.IGNORECASE)
-"""What is called so, with a number, is a class and no patient."""
+"""Such names with a number are classes, not patients."""
 DOMAINS = re.compile(
     r"(site|hospital|cent(er|re)|clinic|institution|domain|client|scanner|camera|device)s?[ _-]?\w{1,3}", re.IGNORECASE
 )
-"""And so a domain."""
+"""Such names are domains."""
 
 IMAGES = re.compile(r"(images?|imgs?|jpegimages)(_?(tr|ts|train|test|val))?", re.IGNORECASE)
 MASKS = re.compile(
@@ -31,7 +31,7 @@ REMEDY = "give classes the same name in all domains, or each group a name of its
 
 @dataclass(frozen=True)
 class Reading:
-    """The class of each place, the group, if there are such, and in words which level of folders says what."""
+    """The class and, if there are groups, the group of each folder, and a note on the meaning of the levels."""
 
     classes: dict[Parts, str]
     groups: dict[Parts, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Reading:
 
 
 def check_no_masks(folder: Path, names: Sequence[str]) -> None:
-    """Raises UserError for folders of images beside such of masks, which are no classes."""
+    """Raises UserError for folders of images beside folders of masks, which are no classes."""
     images, masks = (next(filter(pattern.fullmatch, names), None) for pattern in (IMAGES, MASKS))
     if images and masks:
         layout = "for a class of every pixel have train/images/<name> and train/masks/<name>.png"
@@ -51,7 +51,7 @@ def check_no_masks(folder: Path, names: Sequence[str]) -> None:
 
 
 def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
-    """What the folders mean, read alike in all splits. Raises UserError where they may mean either, and for images at
+    """The meaning of the folders, the same in all splits. Raises UserError if it is ambiguous, and for images at
     several depths."""
     places = list(dict.fromkeys(parts for split in splits.values() for parts in split))
     short = {parts: parts for parts in places}
@@ -82,7 +82,7 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
         )
     domains = all(map(DOMAINS.fullmatch, above))
     groups_above = not domains and len(above) > len(below) and (_numbered(above) or not _numbered(below))
-    digits = below == DIGITS and set(holders.values()) == {len(above)}  # such as mnist/0 to 9 beside usps/0 to 9
+    digits = below == DIGITS and set(holders.values()) == {len(above)}  # as in mnist/0 to 9 beside usps/0 to 9
     if _numbered(below) and not groups_above and not digits and not domains:
         raise UserError(
             f"{folder} could be <domain>/<class>/<image> or <class>/<group>/<image>: folders in "
@@ -101,7 +101,7 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
 
 
 def _numbered(names: set[str]) -> bool:
-    """Whether names differ in their numbers alone, as those of patients may."""
+    """Whether names differ only in their numbers, as those of patients may."""
     if all(map(KINDS.fullmatch, names)):
         return False
     return all(re.search(r"\d", name) for name in names) and len({re.sub(r"\d+", "", name) for name in names}) == 1
@@ -119,7 +119,7 @@ def _check_apart(folder: Path, splits: Mapping[str, Places], read: Reading) -> N
 
 
 def _refuse_depths(folder: Path, splits: Mapping[str, Places], short: Mapping[Parts, Parts]) -> None:
-    """Raise what to say of images at several depths, or too deep."""
+    """Raise the error for images at several depths, or too deep."""
     depths = sorted({len(rest) for rest in short.values()})
     where = [next(p for p, rest in short.items() if len(rest) == depth) for depth in (depths[0], depths[-1])]
     first, last = (next(split[parts][0] for split in splits.values() if parts in split) for parts in where)

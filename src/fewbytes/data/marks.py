@@ -11,15 +11,15 @@ MARKS = sorted(
     {9, *(-int(d * n) for d in "789" for n in range(1, 9)), *(int(d * n) for d in "789" for n in range(2, 9))}
 )
 """Numbers that often stand for a missing value."""
-APART, ALONE = 2, 5  # times the range of all other values, and 1 at least, of such a number from them; of a single one
-VARIED = 5  # different values at least, of which one above them is apart
-LARGE = 77  # a number below zero, of which once is enough
+APART, ALONE = 2, 5  # minimum distance of a mark from other values, in ranges of these (at least 1); of a single mark
+VARIED = 5  # minimum number of different values for a mark above them
+LARGE = 77  # a negative number of this size is a mark even if it occurs once
 
 
 def far_marks(values: NDArray[np.float64], marks: Sequence[int], usual: tuple[float, float] | None = None) -> list[int]:
-    """Those of the `marks` in a column that seem to stand for a missing value: several times there and apart from all
-    others, once and very far, or the only ones below zero; none above others that are few, or mostly equal, as counts
-    and pixels are. `usual`: values between these are none, either."""
+    """The `marks` in a column that seem to mean missing values: repeated and far from all others, single and very far,
+    or the only negative values. No mark lies above other values that are few or mostly equal, as counts and pixels are.
+    Values between the two of `usual` are no marks."""
     there = np.isin(values, marks)
     others = values[~there & ~np.isnan(values)]
     if not len(others):

@@ -1,4 +1,4 @@
-"""Segmentation data: images and a mask for each, whose pixels are numbers of classes; or boxes, filled in."""
+"""Segmentation data: images with masks, whose pixels are class numbers, or with filled boxes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fewbytes.data.images import Pixels, raw_image, read_image, squared, wrong_i
 from fewbytes.data.split import IGNORED_PIXEL, Split, Targets
 
 MOST_VALUES = 32
-"""Maximum number of mask values that are read as classes if they are no class numbers; grey pictures have more."""
+"""Maximum number of mask values read as classes if they are not class numbers; grey pictures have more."""
 MASKS = ("_mask", "_segmentation")
-"""What may stand behind an image's name in that of its mask."""
+"""Suffixes that the name of an image's mask may have."""
 GROUPS = ("samples",)
 """The labels of images with masks, which are split like one class."""
 
@@ -31,17 +31,16 @@ def holds_masks(folder: Path) -> bool:
 
 
 def read_masks(name: str, folder: Path, size: int | None, only_test: bool = False) -> Dataset:
-    """The data set in a folder, `train/` and one of TEST_NAMES with `images/` and `masks/`: a mask is a picture of one
-    channel or a palette, of its image's name, possibly followed by one of MASKS, whose pixels are numbers of classes;
-    255 is none.
+    """Read a data set with `train/` and one of TEST_NAMES, each with `images/` and `masks/`. A mask is a picture with
+    one channel or a palette. It has its image's name, possibly with one of MASKS; its pixels are class numbers, and 255
+    is none.
 
-    Where the only values beside 0 and 255 are none, or values lie far apart (0, 128, 255), each value is a class, in
-    their order, and beside small numbers (0, 1, 5, 255) all but 255 (`class_values`). Images (channels, height, width)
-    are of one size, or scaled and cut to `size` pixels a side (masks by the nearest); uint8, or float32 if they are
-    deeper than 8 bits. Classes are named by the lines of `classes.txt`, else by the values of masks. Without test
-    images a fifth of the training images is for testing.
-    Raises UserError naming the file that is missing, cannot be read or differs in size, and for values that are no
-    classes, or not the same ones in both splits.
+    If there are only 0 and 255, or values far apart (0, 128, 255), each value is a class, in order; beside small
+    numbers (0, 1, 5, 255) all except 255 are (`class_values`). Images (channels, height, width) have one size, or are
+    scaled and cropped to `size` pixels per side (masks by the nearest pixel). They are uint8, or float32 if deeper than
+    8 bits. Classes are named by the lines of `classes.txt`, else by the values of masks. Without test images, a fifth
+    of the training images is for testing. Raises UserError, naming the file, if one is missing, cannot be read or
+    differs in size, and for values that are no classes or differ in meaning between the splits.
     """
     test = next((folder / place for place in TEST_NAMES if (folder / place / "images").is_dir()), None)
     if only_test and test is None and not (folder / "train" / "images").is_dir():
@@ -75,14 +74,12 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
 
 
 def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[int, ...] | None:
-    """Which values of masks are classes, in order, where they are not numbers of classes; None: they are, and 255 is
-    none.
+    """The mask values that are classes, in order, if they are no class numbers; None: they are, and 255 is none.
 
-    `found`: all values that are there, ascending; `named`: how many classes classes.txt names. Values that leave out
-    numbers are a class each, but for 255 beside small ones, and 0 and 255 are two classes. Numbers from 1 to as many as
-    are named are these classes. Raises UserError for other values than are named, for 0 and 255 where more than two
-    are, for fewer numbers than are named of which 1 is the lowest, which may be counted from 0 or from 1, and for those
-    of a grey picture.
+    `found`: all values that occur, ascending; `named`: the number of classes in classes.txt. Values with gaps are one
+    class each, except 255 beside small ones; 0 and 255 are two classes. Numbers from 1 to `named` are these classes.
+    Raises UserError if there are not `named` values, if 0 and 255 occur with more than two names, for fewer numbers
+    than names from 1 on (counted from 0 or from 1), and for the values of a grey picture.
     """
     numbers = [value for value in found if value != IGNORED_PIXEL]
     binary = _binary(found) and named != 1
@@ -94,11 +91,11 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
         return None
     if binary and named in (None, 2):
         return (0, IGNORED_PIXEL)
-    # of those values fewer, as another site may have, would be numbers of other classes
+    # a subset of those values, as at another site, would be read as other class numbers
     unsure = named is not None and any(value < named and value != i for i, value in enumerate(found))
     chosen = numbers if _small(found) and named != len(found) else list(found)
     if named is not None and unsure:
-        what = f"which do not say which of {named} classes each is: write numbers of classes from 0"
+        what = f"which do not identify the {named} classes: write numbers of classes from 0"
         raise UserError(
             f"{where}: masks have the values {listed_numbers(found)}, {what}, the first that classes.txt names",
             public=f"masks have {len(found)} values, {what}",
@@ -120,22 +117,22 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
 
 
 def _small(found: Sequence[int]) -> bool:
-    """Whether values are 255 and several small numbers, and not as far from each other as from it (0, 127, 255)."""
+    """Whether values are 255 and several small numbers, not evenly spaced (0, 127, 255)."""
     *numbers, last = found
     steps = np.diff(found)
     return last == IGNORED_PIXEL and len(numbers) > 1 and max(numbers) < 128 and int(np.ptp(steps)) > 2
 
 
 def _binary(found: Sequence[int]) -> bool:
-    """Whether values are those of masks of one thing: 255, and nothing else but 0."""
+    """Whether values are those of one object's masks: 255, and possibly 0."""
     return IGNORED_PIXEL in found and {*found} <= {0, IGNORED_PIXEL}
 
 
 def _check_consistent(
     where: Path, splits: Sequence[Sequence[int]], chosen: tuple[int, ...] | None, named: int | None
 ) -> None:
-    """Raises UserError for splits whose values do not mean the same: 0 and 255 in one and numbers of classes in the
-    other, and, where each value is a class, one that training has not."""
+    """Raises UserError if the splits' values differ in meaning: 0 and 255 in one and class numbers in the other, or, if
+    each value is a class, a value that does not occur in training."""
     mixed = chosen is None and named != 1 and any(map(_binary, splits))
     other = chosen is not None and not {*splits[-1]} & {*chosen} <= {*splits[0]}
     if mixed or other:
@@ -143,23 +140,23 @@ def _check_consistent(
         raise UserError(
             f"{where}: masks for training have the values {first}, those for testing {last}: write both in one way, as "
             "numbers of classes from 0, and 255 for none",
-            public="masks for training and for testing have values that do not fit: write both in one way",
+            public="masks for training and for testing have different values: write both in one way",
         )
 
 
 def _words(found: Sequence[int], chosen: tuple[int, ...] | None) -> str:
-    """What values mean, for people."""
+    """The meaning of the values, as text."""
     none = f", but {IGNORED_PIXEL}, which is none" if IGNORED_PIXEL in {*found} - {*(chosen or ())} else ""
     return ("numbers of classes" if chosen is None else f"these are classes 0 to {len(chosen) - 1}") + none
 
 
 def listed_numbers(values: Sequence[int]) -> str:
-    """Values for people, not too many."""
+    """Values as text, shortened if there are many."""
     return listed([str(value) for value in values], 10)
 
 
 def _names(path: Path) -> tuple[str, ...]:
-    """What classes.txt names; nothing if it is not there. Raises UserError for an empty line between names."""
+    """The names in classes.txt; empty if it is missing. Raises UserError for an empty line between names."""
     if not path.is_file():
         return ()
     names = tuple(line.strip() for line in path.read_text("utf-8-sig").rstrip().split("\n"))
@@ -172,8 +169,8 @@ def _names(path: Path) -> tuple[str, ...]:
 
 
 def masks_of_boxes(dataset: Dataset) -> Dataset:
-    """A detection data set with a class for every pixel in place of boxes: that of the box it lies in, of several the
-    smallest one's; class 0, `background`, outside all."""
+    """A detection data set with masks in place of boxes: a pixel's class is that of the smallest box that contains it;
+    class 0, `background`, is outside all boxes."""
 
     def filled(split: Split) -> Split:
         boxes = split.targets.numpy()
@@ -215,12 +212,12 @@ def _pairs(place: Path, size: int | None) -> tuple[Pixels, NDArray[np.uint8]]:
 
 
 def _pictures(place: Path) -> list[Path]:
-    """The pictures in a folder, in order; none if it is not there."""
+    """The pictures in a folder, in order; none if it is missing."""
     return sorted(path for path in place.glob("*") if path.suffix.lower() in SUFFIXES and not is_stray(path))
 
 
 def _mask(file: Path, masks: Mapping[str, list[Path]], place: Path) -> Path:
-    """An image's mask. Raises UserError for none and for several."""
+    """An image's mask. Raises UserError if there is none, or if there are several."""
     found = [path for end in ("", *MASKS) for path in masks.get(file.stem + end, ())]
     if len(found) != 1:
         what = f"has several masks, {listed([path.name for path in found])}" if found else f"has no mask in {place}"

@@ -1,4 +1,4 @@
-"""Samples of several tensors, by the names a model takes them by."""
+"""Samples of several tensors by name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fewbytes.base.errors import UserError
 
 @dataclass(frozen=True)
 class NamedTensors:
-    """Samples of several tensors (n, …) each, by the names a model takes them by; indexed by rows as one tensor is.
+    """Samples of several tensors (n, …), by the names of a model's arguments; indexed by rows like one tensor.
 
-    Its shape and type are the first tensor's. Raises UserError for none, and for different numbers of samples.
+    Its shape and type are the first tensor's. Raises UserError for no tensor, and for different numbers of samples.
     """
 
     tensors: Mapping[str, Tensor]
@@ -23,7 +23,7 @@ class NamedTensors:
     def __post_init__(self) -> None:
         if len({len(value) for value in self.tensors.values()}) != 1:
             sizes = ", ".join(f"{name} {len(value)}" for name, value in self.tensors.items())
-            raise UserError(f"samples of several tensors need as many rows in each, not {sizes or 'no tensor'}")
+            raise UserError(f"samples of several tensors need equal numbers of rows, not {sizes or 'no tensor'}")
 
     def __len__(self) -> int:
         return len(self._first)
@@ -37,17 +37,17 @@ class NamedTensors:
 
     @property
     def shape(self) -> torch.Size:
-        """(n, …), of the first."""
+        """(n, …), of the first tensor."""
         return self._first.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the first."""
+        """The first tensor's."""
         return self._first.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where all are."""
+        """The device of all tensors."""
         return self._first.device
 
     def is_floating_point(self) -> bool:
@@ -55,7 +55,7 @@ class NamedTensors:
         return all(value.is_floating_point() for value in self.tensors.values())
 
     def to(self, device: str | torch.device) -> NamedTensors:
-        """The same on a device."""
+        """A copy on a device."""
         return self._each(lambda value: value.to(device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> NamedTensors:
@@ -63,10 +63,10 @@ class NamedTensors:
 
 
 def one_tensor(x: Tensor | NamedTensors) -> Tensor:
-    """Samples as the one tensor they are. Raises UserError for several."""
+    """Samples as a single tensor. Raises UserError for several."""
     if isinstance(x, NamedTensors):
         raise UserError(
-            f"samples are of several tensors ({', '.join(x.tensors)}), and one is needed: leave transforms out, and "
-            "take a method that does not look at samples itself, such as fedavg"
+            f"samples are of several tensors ({', '.join(x.tensors)}), but one is needed: leave transforms out, and "
+            "use a method that does not process samples itself, such as fedavg"
         )
     return x

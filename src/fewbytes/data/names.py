@@ -1,4 +1,4 @@
-"""What the package offers."""
+"""The public names of `fewbytes.data`."""
 
 from __future__ import annotations
 

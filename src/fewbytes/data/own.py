@@ -1,4 +1,4 @@
-"""Data sets that a function of one's own makes: `package.module:function`."""
+"""Data sets from your own function: `package.module:function`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def is_function(name: str) -> bool:
-    """Whether a name is that of a function in a module."""
+    """Whether `name` is a function in a module."""
     return NAME.fullmatch(name) is not None and not name.startswith("coco:")
 
 
 def own_data(name: str, client: int | None = None, classes: Sequence[str] | None = None) -> Dataset:
-    """What the function called `package.module:function` makes, of the client's number if it takes an argument.
+    """Call the function `package.module:function`, with the client's number if it takes an argument.
 
-    It returns a Dataset, or (training samples, test samples), each as `Split.of` takes them: an (x, y) pair, or a
-    map-style data set with transforms of its own. Classes are called as its `classes` says, as torchvision's data sets
-    do, else labels are numbers of `classes`, those of the run. Raises UserError, in one line, for whatever fails.
+    It returns a Dataset, or (training samples, test samples), each as for `Split.of`: an (x, y) pair, or a map-style
+    data set with its own transforms. The class names are its `classes`, as in torchvision's data sets; else labels are
+    numbers of `classes`, the run's. Raises UserError, in one line, for every failure.
     """
     try:
         function = imported(name)
@@ -42,7 +42,7 @@ def own_data(name: str, client: int | None = None, classes: Sequence[str] | None
         return returned
     if not (isinstance(returned, tuple) and len(returned) == 2):
         raise UserError(
-            f"data {name!r} made a {type(returned).__name__}: return a Dataset, or (training samples, test samples)"
+            f"data {name!r} returned a {type(returned).__name__}: return a Dataset, or (training samples, test samples)"
         )
     try:
         train, test = (Split.of(each) for each in returned)
@@ -51,14 +51,14 @@ def own_data(name: str, client: int | None = None, classes: Sequence[str] | None
     except UserError as error:
         raise UserError(f"data {name!r}: {error}") from None
     if not len(train):
-        raise UserError(f"data {name!r} made no training sample: return one at least")
+        raise UserError(f"data {name!r} returned no training sample: return at least one")
     called = getattr(returned[0], "classes", None)
     groups = None if train.learns == "classes" else ("samples",)
     return Dataset(name, train, test, _classes(name, [train, test], called or classes), groups)
 
 
 def _classes(name: str, splits: list[Split], named: Sequence[Any] | None) -> tuple[str, ...]:
-    """What models give, by name. Raises UserError for a label beyond those that are named."""
+    """The names of the models' outputs. Raises UserError for a label beyond those that are named."""
     if splits[0].learns != "classes":
         return tuple(map(str, named or range(widest(splits))))
     count = classes_in(splits)

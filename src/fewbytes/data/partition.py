@@ -1,7 +1,7 @@
 """The papers' partitions as index functions on labels.
 
-Every function returns one int64 index array per client. `rng` is a legacy `numpy.random.RandomState`, whose stream is
-the one the papers' released code draws from, so that the same seed gives the same split.
+Every function returns one int64 index array per client. `rng` is a legacy `numpy.random.RandomState`, as in the papers'
+released code, so that the same seed gives the same split.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TRIES = 1000
 
 
 def dirichlet(labels: Indices, clients: int, alpha: float, rng: RandomState, min_samples: int = 10) -> list[Indices]:
-    """Each class is split by shares ~ Dir(alpha), of which a client that already holds n / clients samples gets none.
+    """Split each class by shares ~ Dir(alpha); a client that already has n / clients samples gets none.
 
-    Disjoint and exhaustive; redrawn until every client has `min_samples`. Source: DENSE (Zhang et al. 2022), which
-    FuseFL uses as it is and FedKTL ("practical setting") with min_samples 1. Raises UserError if TRIES draws fail.
+    Disjoint and exhaustive; redrawn until every client has `min_samples`. Source: DENSE (Zhang et al. 2022), used by
+    FuseFL unchanged and by FedKTL ("practical setting") with min_samples 1. Raises UserError if TRIES draws fail.
     """
     failed = UserError(
         f"no partition of {len(labels)} samples with alpha {alpha} leaves each of {clients} clients at least "
@@ -45,7 +45,7 @@ def dirichlet(labels: Indices, clients: int, alpha: float, rng: RandomState, min
 
 
 def _split_classes(labels: Indices, clients: int, alpha: float, rng: RandomState) -> list[list[Indices]]:
-    """One draw: per client its piece of every class; empty if alpha is so small that shares vanished numerically."""
+    """One draw: each client's piece of every class; empty if alpha is so small that shares vanish numerically."""
     counts = np.zeros(clients, dtype=np.int64)
     pieces = []
     for members in _by_class(labels):
@@ -63,10 +63,10 @@ def dirichlet_fixed(
 ) -> list[Indices]:
     """Every client draws exactly `samples` samples, class shares q ~ Dir(alpha), one q per client.
 
-    Clients draw independently, so they may share samples; a client draws a class with replacement only where the class
-    has too few. q depends on seed, clients, alpha and the number of `classes` (default: 0 to the highest label) only,
-    so a training and a test split drawn with one seed follow the same shares. Source: FedPURIN's released code. Raises
-    UserError if a class that is to be drawn has no sample.
+    Clients draw independently, so they may share samples. A class is drawn with replacement only if it has too few
+    samples. q depends only on seed, clients, alpha and the number of `classes` (default: 0 to the highest label), so
+    training and test splits of one seed have the same shares. Source: FedPURIN's released code. Raises UserError if a
+    class to be drawn has no sample.
     """
     classes = range(int(labels.max()) + 1) if classes is None else classes
     pools = [np.flatnonzero(labels == c) for c in classes]
@@ -90,13 +90,13 @@ def dirichlet_fixed(
 
 
 def pathological(labels: Indices, clients: int, classes_per_client: int, rng: RandomState) -> list[Indices]:
-    """Each client holds samples of `classes_per_client` classes; samples are disjoint.
+    """Each client gets samples of `classes_per_client` classes; samples are disjoint.
 
-    Classes in order go to the first ceil(clients * classes_per_client / classes) clients that still lack classes: all
-    but the last of them get a random number between a tenth of and the full equal share, the last gets the rest.
-    Where the numbers do not divide, the last clients hold fewer classes, and classes that nobody lacks are left out
-    (with a warning). Source: FedKTL's released code (PFLlib). Raises UserError if a class has fewer samples than
-    takers or `classes_per_client` is not in 1..classes.
+    Classes in order go to the first ceil(clients * classes_per_client / classes) clients that still lack classes. All
+    of these but the last get a random number between a tenth of and the full equal share, the last gets the rest. If
+    the numbers do not divide, the last clients get fewer classes, and classes that no client lacks are dropped with a
+    warning. Source: FedKTL's released code (PFLlib). Raises UserError if a class has fewer samples than clients, or
+    `classes_per_client` is not in 1..classes.
     """
     pools = _by_class(labels)
     if not 1 <= classes_per_client <= len(pools):
@@ -110,7 +110,7 @@ def pathological(labels: Indices, clients: int, classes_per_client: int, rng: Ra
         takers = np.flatnonzero(lacking)[:takers_per_class]
         label = labels[pool[0]]
         if not len(takers):
-            log.warning("pathological partition: every client has its classes, so class %d is left out", label)
+            log.warning("pathological partition: every client has its classes, so class %d is dropped", label)
             continue
         equal = len(pool) // len(takers)
         if not equal:
@@ -124,10 +124,10 @@ def pathological(labels: Indices, clients: int, classes_per_client: int, rng: Ra
 
 
 def shards(labels: Indices, clients: int, shards_per_client: int, rng: RandomState) -> list[Indices]:
-    """Samples sorted by label are cut into clients * shards_per_client near-equal shards, assigned at random.
+    """Cut samples sorted by label into clients * shards_per_client nearly equal shards, assigned at random.
 
-    Disjoint and exhaustive; a client holds about `shards_per_client` classes. Source: McMahan et al. 2017, as GENE-FL
-    uses it. Raises UserError if there are more shards than samples.
+    Disjoint and exhaustive; a client has about `shards_per_client` classes. Source: McMahan et al. 2017, as used by
+    GENE-FL. Raises UserError if there are more shards than samples.
     """
     number = clients * shards_per_client
     if not 1 <= number <= len(labels):
@@ -140,12 +140,12 @@ def shards(labels: Indices, clients: int, shards_per_client: int, rng: RandomSta
 
 
 def main_category(labels: Indices, clients: int, share: float, rng: RandomState) -> list[Indices]:
-    """Equal numbers of samples, a `share` of each client's of its own main classes, the rest of all others alike.
+    """Equal numbers of samples: a `share` from a client's main classes, the rest equally from all others.
 
-    A client's main classes are the i-th of `clients` blocks of consecutive classes, or, of fewer classes than clients,
-    one that several share. What a class has left goes to the clients that do not own it in equal parts, remainders from
-    its owner's next client on. Disjoint and exhaustive. Source: Fed-KGF (Li et al. 2024). Where classes differ so much
-    in size that equal numbers and the share cannot both hold, numbers do, and a warning names the share that is met.
+    A client's main classes are the i-th of `clients` blocks of consecutive classes; with fewer classes than clients,
+    several clients share one. The rest of a class is divided equally among the other clients, remainders starting with
+    the client after its owner. Disjoint and exhaustive. Source: Fed-KGF (Li et al. 2024). If class sizes differ too
+    much for equal numbers and the share, numbers stay equal and a warning states the share reached.
     """
     pools = _by_class(labels)
     for pool in pools:
@@ -178,7 +178,7 @@ def main_category(labels: Indices, clients: int, share: float, rng: RandomState)
             i = others[(place + k) % len(others)]
             take(i, c, min(each + (k < over), math.ceil(room[i] / lacking[i])))
             lacking[i] -= 1
-    for i in range(clients):  # what found no room above
+    for i in range(clients):  # samples not yet assigned
         for c in range(len(pools)):
             take(i, c, len(pools[c]))
     if reached.min() < share - 0.01:
@@ -192,16 +192,16 @@ def main_category(labels: Indices, clients: int, share: float, rng: RandomState)
 
 
 def iid(labels: Indices, clients: int, rng: RandomState) -> list[Indices]:
-    """Random parts whose sizes differ by one at most; classes are not balanced further. Disjoint and exhaustive."""
+    """Random subsets whose sizes differ by at most one; classes are not balanced. Disjoint and exhaustive."""
     return np.array_split(rng.permutation(len(labels)), clients)
 
 
 def balanced(labels: Indices, clients: int, rng: RandomState, shots: int | None = None) -> list[Indices]:
-    """Every client gets as many samples of a class as the others, `shots` if given, else all but for remainders.
+    """Give all clients equal numbers of samples per class: `shots` if given, else as many as possible, plus remainders.
 
-    Then a client has at most one more of a class, and at most one more in all, than another. Disjoint, and without
-    `shots` exhaustive. Source: Fed-KGF (Li et al. 2024); with `shots` FedKTL's client of few samples (Zhang et al.
-    2024). Raises UserError if a class has too few samples for the shots.
+    Without `shots`, clients differ by at most one sample in a class and in all, and the split is exhaustive. Disjoint.
+    Source: Fed-KGF (Li et al. 2024); with `shots` FedKTL's client of few samples (Zhang et al. 2024). Raises UserError
+    if a class has too few samples for the shots.
     """
     pools = _by_class(labels)
     for pool in pools:
@@ -217,9 +217,9 @@ def balanced(labels: Indices, clients: int, rng: RandomState, shots: int | None 
 def match_test(
     train_labels: Indices, parts: Sequence[Indices], test_labels: Indices, rng: RandomState
 ) -> list[Indices]:
-    """Each class of the test set is split by the clients' shares of that class in training.
+    """Split each class of the test set by the clients' shares of that class in training.
 
-    Disjoint; a class without training samples is left out, and a client of few samples may get none. Source: FuseFL's
+    Disjoint; a class without training samples is dropped, and a client with few samples may get none. Source: FuseFL's
     released code: shuffled test indices of a class cut at floor(cumsum(share) * n_test).
     """
     classes = 1 + max(int(train_labels.max()), int(test_labels.max(initial=0)))
@@ -237,18 +237,18 @@ def match_test(
 def held_classes(
     train_labels: Indices, parts: Sequence[Indices], test_labels: Indices, rng: RandomState
 ) -> list[Indices]:
-    """Every client's are all test samples of the classes it trains on, shuffled, so that clients share samples.
+    """Each client tests on all test samples of its training classes, shuffled; clients share samples.
 
-    Source: PACFL (Vahidian et al. 2023), as GENE-FL, which builds on it.
+    Source: PACFL (Vahidian et al. 2023), on which GENE-FL is based.
     """
     return [rng.permutation(np.flatnonzero(np.isin(test_labels, train_labels[part]))) for part in parts]
 
 
 def flower(labels: Indices, partitioner: Any) -> list[Indices]:
-    """The parts of any flwr-datasets partitioner, made with `partition_by="label"` where it takes that.
+    """The subsets of any flwr-datasets partitioner, built with `partition_by="label"` if it has that option.
 
-    The partitioner is given a table of labels and row numbers only; no network is used. Raises UserError if
-    flwr-datasets is missing or the partitioner fails on these labels.
+    The partitioner gets a table of labels and row numbers only; no network is used. Raises UserError if flwr-datasets
+    is missing or the partitioner fails on these labels.
     """
     try:
         import datasets
@@ -257,13 +257,13 @@ def flower(labels: Indices, partitioner: Any) -> list[Indices]:
     try:
         partitioner.dataset = datasets.Dataset.from_dict({"label": labels, "row": np.arange(len(labels))})
         parts = [partitioner.load_partition(i) for i in range(partitioner.num_partitions)]
-    except Exception as error:  # partitioners check their options only here, and by many kinds of exception
+    except Exception as error:  # partitioners check their options only here, with many exception types
         raise UserError(f"{type(partitioner).__name__} cannot split these labels: {_line(error)}") from error
     return [np.asarray(part["row"], dtype=np.int64) for part in parts]
 
 
 def flower_by_name(name: str, clients: int, alpha: float, seed: int, options: dict[str, Any]) -> Any:
-    """The flwr-datasets partitioner of that name, with `options` of its own. Raises UserError if it takes none such."""
+    """The flwr-datasets partitioner `name` with its `options`. Raises UserError for an option it does not have."""
     try:
         from flwr_datasets import partitioner as module
     except ImportError as error:
@@ -287,7 +287,7 @@ def _by_class(labels: Indices) -> list[Indices]:
 
 
 def _cut(members: Indices, shares: NDArray[np.float64]) -> list[Indices]:
-    """`members` cut at floor(cumsum(shares) * n); the last piece takes what rounding leaves."""
+    """`members` cut at floor(cumsum(shares) * n); the last piece gets the remainder."""
     return np.split(members, (np.cumsum(shares) * len(members)).astype(np.int64)[:-1])
 
 

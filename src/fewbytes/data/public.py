@@ -1,4 +1,4 @@
-"""Samples that no client owns, for servers that learn from some."""
+"""Public samples, which no client owns, for servers that train."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CHUNK = 1000  # images converted at a time
 
 
 def with_public(dataset: Dataset, public: str, seed: int, image_size: int | None = None) -> tuple[Dataset, Split]:
-    """The data set left for the clients and the public samples: `public` is a number of training samples, which are
-    drawn and held out, or another data set, read with `image_size`, whose training images are made the same shape.
+    """The clients' data set and the public samples. `public` is a number of training samples, drawn and held out; or
+    another data set, read with `image_size`, whose training images are converted to the same shape.
 
     Raises UserError for more samples than there are, an unknown data set, or samples that are no images.
     """
@@ -29,14 +29,16 @@ def with_public(dataset: Dataset, public: str, seed: int, image_size: int | None
         return dataset, reshaped(load_dataset(public, image_size).train, dataset.train.shape)
     size = int(public)
     if not 0 < size < len(dataset.train):
-        raise UserError(f"public is {size} samples of {len(dataset.train)}: give at least 1 and leave some to clients")
+        raise UserError(
+            f"public is {size} samples of {len(dataset.train)}: use at least 1, and leave some for the clients"
+        )
     order = stream(seed, "public").permutation(len(dataset.train))
     left = dataset.train.take(np.sort(order[size:]))
     return dataclasses.replace(dataset, train=left), dataset.train.take(order[:size])
 
 
 def reshaped(images: Split, shape: tuple[int, ...]) -> Split:
-    """The images resized (bilinear) and their channels converted to `shape`, as uint8."""
+    """The images resized (bilinear), with channels converted to `shape`, as uint8."""
     if images.shape == shape:
         return images
     if len(images.shape) != 3 or len(shape) != 3:
@@ -53,7 +55,7 @@ def reshaped(images: Split, shape: tuple[int, ...]) -> Split:
 
 
 def with_channels(x: Tensor, channels: int) -> Tensor:
-    """Images (n, any channels, height, width) with as many channels as asked for, colours turned to grey."""
+    """Images (n, any channels, height, width) with `channels` channels; colours become grey if needed."""
     if x.shape[1] == channels:
         return x
     x = (x * x.new_tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True) if x.shape[1] == 3 else x

@@ -1,4 +1,4 @@
-"""What the columns of tables mean, so that tables that lie apart become the same numbers."""
+"""Schemas: the meaning of tables' columns, so that tables at different sites become the same numbers."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, listed, suggestion
 
-COLUMNS = 5  # that an error names
+COLUMNS = 5  # maximum number of columns named in an error
 SEPARATORS = (",", ";", "\t", "|")
 USUAL_MARKS = (
     "", "#N/A", "-", ".", "?", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
-"""What stands for a missing value where nothing else is said."""
+"""The default marks of missing values."""
 
 NOT_SCALED = (0.0, 1.0)
-"""Mean and standard deviation of a column before they are read off rows."""
+"""Mean and standard deviation of a column before they are computed."""
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """How the columns of a table become numbers, and what is learnt of them; JSON says the same.
+    """How the columns of a table become numbers, and what the target is; serialised as JSON.
 
-    It is read off one table, in a federation the server's, as nobody else's may be pooled. `target`: what is learnt.
-    `learns`: of which kind that is; None: the schema is still to be read off a table, and `categories` names columns
-    that hold such whatever they look like. `numbers`: by column its mean and standard deviation.
-    `categories`: by column what its values are, in the order of their indicators. `dates`: the
-    columns of numbers that are dates, as days since 1970. `cuts`: between what groups of samples a target that is a
-    number is split. `missing`: what becomes of rows in which a value is missing: they are an error, are left out,
-    or get the column's mean, or no category.
+    It is read from one table; in a federation from the server's, as other sites' tables may not be pooled. `target`:
+    the columns to learn. `learns`: the kind of the target; None: the schema is still to be read from a table, and
+    `categories` names columns of categories whatever they look like. `numbers`: mean and standard deviation by column.
+    `categories`: each column's values, in the order of their indicators. `dates`: the columns of numbers that are
+    dates, as days since 1970. `cuts`: bounds of the groups by which samples with a numeric target are split. `missing`:
+    rows with missing values are an error, are dropped, or get the column's mean, or no category.
 
-    The rest says how tables are read, here as at every site. `leave_out`: columns that are not used. `columns`: the
-    only features, if it names some. `missing_marks`: what stands for a missing value besides nothing at all. `limits`:
-    what values like `<0.5` become. `decimal` and `date_order`: how numbers and dates are written, where values alone do
-    not tell. `encoding`, `separator` and `sheet`: of files (empty: found).
-    `group`: a column that is no feature, and none of whose values is both in training and in test.
+    The other fields state how tables are read, at all sites. `leave_out`: unused columns. `columns`: the only features,
+    if not empty. `missing_marks`: marks of missing values besides empty ones. `limits`: how values like `<0.5` are
+    read. `decimal` and `date_order`: the notation of numbers and dates, if values are ambiguous. `encoding`,
+    `separator` and `sheet`: of files (empty: detected). `group`: a column that is no feature; none of its values is
+    both in training and in test.
     """
 
     target: tuple[str, ...] = ()
@@ -61,29 +60,29 @@ class Schema(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """The schema that JSON says. Raises ValueError."""
+        """The schema in this JSON. Raises ValueError."""
         return msgspec.json.decode(text, type=cls)
 
     def text(self) -> str:
-        """As JSON in one line."""
+        """The schema as one line of JSON."""
         return json.dumps(msgspec.to_builtins(self), ensure_ascii=False)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What each number of a sample is: a column's name, or `column=category`."""
+        """The meaning of each number of a sample: a column's name, or `column=category`."""
         plain = [name for name in self.numbers if name not in self.target]
         return (*plain, *(f"{name}={value}" for name, values in self.categories.items() for value in values))
 
     def names(self, column: str) -> bool:
-        """Whether the run itself names a column, so that a node may tell its server of it."""
+        """Whether the run itself names the column, so that a node may name it to its server."""
         return (column != "" and column in (*self.target, self.group)) or (
             self.learns is not None and (column in self.numbers or column in self.categories)
         )
 
 
 class Unclear(Exception):
-    """Values that could be read in two ways, or need the user's choice: what they are, the remedy, which (of a column's
-    different values, or its rows), and what a server is told (empty: the same)."""
+    """Ambiguous values, or values that need the user's choice: what they are, the remedy, which ones (of a column's
+    different values, or rows), and the message for a server (empty: the same)."""
 
     def __init__(self, what: str, remedy: str, which: NDArray[np.bool_] | None = None, public: str = "") -> None:
         super().__init__(what)
@@ -91,20 +90,20 @@ class Unclear(Exception):
 
 
 def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserError:
-    """What to raise for a table without a column of that name, which the run names."""
+    """The error for a table that lacks a column named by the run."""
     close = suggestion(name, there)
     if len(there) == 1 and any(mark in there[0] for mark in SEPARATORS):
         close, remedy = "", "give its column separator (--separator)"
     elif similar := [each for each in there if each.strip().casefold() == name.strip().casefold()]:
         close, remedy = "", f"rename its column {similar[0]!r}"
-    # columns of a table without a line of names are called as its first row has it
+    # without a line of names, columns are named by the first row's values
     shown = f"{where} has no column {name!r}{close}; it has {listed(there, COLUMNS)}: {remedy}"
     return UserError(shown, public=f"a table has no column {name!r}: use the column names of the server's table")
 
 
 def refused(where: str, what: str, remedy: str, public: str = "", subject: str = "a table") -> UserError:
-    """What to raise for a table, or a part of it, that is not as it should be: where that is, what is wrong, as the
-    sentence goes on, and the remedy. For a server the sentence is `subject` and `public` (empty: the same), without
-    names of files, of columns that the run does not name, numbers of rows, and values."""
+    """The error for a table, or a part of it: its place, what is wrong as the end of a sentence, and the remedy. The
+    server's message is `subject` and `public` (empty: the same), without names of files, columns that the run does not
+    name, row numbers and values."""
     wrong = what + (f": {remedy}" if remedy else "")
     return UserError(f"{where} {wrong}", public=f"{subject} {public or wrong}")

@@ -19,7 +19,7 @@ USED_BY = {
     "main_share": ("main-category",),
     "shots": ("balanced",),
 }
-"""Which partitions use a setting that others do not."""
+"""The partitions that use a setting, for settings not used by all."""
 Classes = Annotated[Sequence[int], whole_numbers(",", "a list of class numbers, like 0,1,2")]
 Sizes = Annotated[tuple[Count, Count], whole_numbers("/", "training/test samples per client, like 500/100")]
 

@@ -1,4 +1,4 @@
-"""What a folder of labelled images holds, read but not decoded: Parquet files, class folders or CIFAR's own files."""
+"""Lists a folder's labelled images without decoding them: Parquet files, class folders or CIFAR's own files."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from fewbytes.data.images import Item
 from fewbytes.data.schema import Schema
 
 LABEL_NAMES = ("label", "labels", "fine_label")
-CHUNK = 256  # images handed to a decoding thread at a time
+CHUNK = 256  # images per job of a decoding thread
 
-Files = dict[str, list[Path]]  # of a data set, by what they are to it
+Files = dict[str, list[Path]]  # a data set's files by their role
 Notes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The images of one split before decoding, in chunks, their labels, and where they lie (for errors)."""
+    """The encoded images of one split, in chunks, with their labels, and their place (for errors)."""
 
     chunks: Iterator[Sequence[Item | None]]
     labels: NDArray[np.int64]
     where: Path
 
 
-Read = Callable[[], tuple[dict[str, Encoded], tuple[str, ...]]]  # by split, and the names of the classes
+Read = Callable[[], tuple[dict[str, Encoded], tuple[str, ...]]]  # by split, and the class names
 
 
 def source(folder: Path, first: Sequence[str] = ("train",)) -> tuple[Files, Read, Notes] | None:
-    """The files of the data set in a folder, what reads them and what was found; None if it has no split called as one
-    of `first`. Raises UserError as `labelled_images` and `check_inside`."""
+    """The files of the data set in a folder, their reader and notes; None if it has no split named as one of `first`.
+    Raises UserError as `labelled_images` and `check_inside`."""
     found = _source(folder, first)
     if found is not None:
         check_inside(folder, (path for paths in found[0].values() for path in paths))
@@ -65,7 +65,7 @@ def _source(folder: Path, first: Sequence[str]) -> tuple[Files, Read, Notes] | N
 
 
 def _parquet_files(folder: Path, first: Sequence[str] = ("train",)) -> Files:
-    """The Parquet files of the first place that has a split called as one of `first`; nothing if none has."""
+    """The Parquet files of the first place that has a split named as one of `first`; empty if there is none."""
 
     def splits(place: Path) -> Files:
         found = {
@@ -91,8 +91,8 @@ def _read_images(folder: Path, images: dict[str, Labelled]) -> tuple[dict[str, E
         if unknown := {name for _, name in found} - set(classes):
             first = found[0][0].relative_to(folder).parts[0]
             raise UserError(
-                f"{folder / first} has classes that train/ has not: {', '.join(sorted(unknown))}",
-                public="a test split has classes that the training split has not",
+                f"{folder / first} has classes that train/ lacks: {', '.join(sorted(unknown))}",
+                public="a test split has classes that the training split lacks",
             )
         labels = np.array([number[name] for _, name in found], dtype=np.int64)
         encoded[split] = Encoded(chunks([path for path, _ in found]), labels, folder)
@@ -105,7 +105,7 @@ def _read_cifar(files: Files) -> tuple[dict[str, Encoded], tuple[str, ...]]:
 
 
 def chunks(items: Sequence[Item] | NDArray[np.uint8]) -> Iterator[Sequence[Item]]:
-    """Images in parts of at most CHUNK."""
+    """Images in chunks of at most CHUNK."""
     return (list(items[i : i + CHUNK]) for i in range(0, len(items), CHUNK))
 
 
@@ -140,8 +140,8 @@ def _read_parquet(folder: Path, files: Files) -> tuple[dict[str, Encoded], tuple
 def _class_numbers(
     folder: Path, found: dict[str, tuple[NDArray[np.int64], list[str]]], kind: pa.DataType
 ) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
-    """Labels by split as numbers of classes, and the names of these; none if labels are numbers, also written as texts
-    or floats. `found`: by split which of several texts each label is. Raises UserError for labels that are none."""
+    """Labels by split as class numbers, and the class names; no names if labels are numbers, also as texts or floats.
+    `found`: by split, which of several texts each label is. Raises UserError for invalid labels."""
     texts = sorted({text for _, several in found.values() for text in several})
     numbers = all(re.fullmatch(r"\d+" if _is_text(kind) else r"-?\d+", text) for text in texts)
     classes: tuple[str, ...] = ()
@@ -152,13 +152,13 @@ def _class_numbers(
             f"{folder} has labels that are no whole numbers: give numbers of classes, or their names",
             public="a Parquet file has labels that are no whole numbers: give numbers of classes, or their names",
         )
-    else:  # classes are those of the training samples, in order
+    else:  # the classes of the training samples, in order
         classes = tuple(sorted(set(found["train"][1])))
         number = {text: i for i, text in enumerate(classes)}
     if unknown := sorted(set(texts) - set(number)):
         raise UserError(
-            f"{folder} has labels for testing that are not there for training: {listed(unknown)}",
-            public=f"{len(unknown)} labels of Parquet files are there for testing and not for training",
+            f"{folder} has test labels that are missing in training: {listed(unknown)}",
+            public=f"{len(unknown)} test labels of Parquet files are missing in training",
         )
     return {
         split: np.array([number[text] for text in several], dtype=np.int64)[codes]
@@ -167,7 +167,7 @@ def _class_numbers(
 
 
 def _columns(schema: pa.Schema, path: Path) -> tuple[str, str, tuple[str, ...]]:
-    """Names of the image and the label column, and the names of the classes, if the schema has them."""
+    """Names of the image and the label column, and the class names if the schema has them."""
     metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = metadata.get("info", {}).get("features", {})
     named = {k: v["names"] for k, v in features.items() if isinstance(v, dict) and v.get("_type") == "ClassLabel"}

@@ -22,22 +22,22 @@ Transform = Callable[[Tensor, Tensor], Tensor]
 
 
 Kind = Literal["classes", "labels", "numbers", "masks", "tokens", "boxes", "own"]
-"""What is learnt of samples. classes: one of several, the labels. labels: any of several, float32 (n, labels). numbers:
-float32 (n,) or (n, how many). masks: a class for every pixel, (n, height, width). tokens: the next after each,
-int64 (n, length). boxes: the objects in images, float32 (n, most, 5), of each its class, centre x, centre y, width and
-height in pixels of the image as it is stored; rows of zeros fill up. own: what a loss of one's own takes."""
+"""The kind of targets. classes: labels, one of several. labels: any of several, float32 (n, labels). numbers: float32
+(n,) or (n, how many). masks: a class for every pixel, (n, height, width). tokens: each token's successor, int64
+(n, length). boxes: objects in images, float32 (n, most, 5): class, centre x, centre y, width and height in pixels of
+the stored image, padded with rows of zeros. own: targets of your own loss."""
 
 
 IGNORED_PIXEL, IGNORED_TOKEN = 255, -100
-"""Targets that mean nothing: of pixels, and of tokens."""
+"""Targets to ignore: of pixels, and of tokens."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What is learnt of samples where that is not one of several classes: `values` (n, …), as `Kind` says.
+    """Targets other than one of several classes: `values` (n, …), see `Kind`.
 
-    `truth`: of images whose boxes are scored, the boxes in COCO's format, in pixels of the original images, with row
-    numbers as image ids and class numbers as category ids.
+    `truth`: the boxes for scoring detections, in COCO's format, in pixels of the original images, with row numbers as
+    image ids and class numbers as category ids.
     """
 
     kind: Kind
@@ -48,10 +48,10 @@ class Targets:
 class Items:
     """The samples of a torch map-style data set, read item by item each time they are used.
 
-    So its transforms run each time, and only what is being used lies in memory. Worker processes are forked: like those
-    of torch's DataLoader they need a data set that opens its files where it reads. `targets`: of all items, for which
-    every one is read once. Raises UserError for items that are not (x, target) with x a tensor or array of one shape,
-    and target an integer label, a number, or a tensor or array of one shape; for a data set that holds an open file.
+    So its transforms run each time, and only samples in use are in memory. Worker processes are forked: as with torch's
+    DataLoader, the data set must open its files when it reads. `targets`: all items' targets, for which each item is
+    read once. Raises UserError unless items are (x, target), with x a tensor or array of one shape, and target an
+    integer label, a number, or a tensor or array of one shape; and for a data set that holds an open file.
     """
 
     def __init__(self, data: TorchDataset[Any]) -> None:
@@ -80,9 +80,7 @@ class Items:
     def _read(self, i: int) -> tuple[Tensor, Tensor]:
         name, item = type(self._data).__name__, self._data[i]
         if not (isinstance(item, (tuple, list)) and len(item) == 2 and _is_target(item[1])):
-            raise UserError(
-                f"item {i} of {name} carries no integer label and no other target; items must be (x, label)"
-            )
+            raise UserError(f"item {i} of {name} has no integer label and no other target; items must be (x, label)")
         if not isinstance(item[0], (Tensor, np.ndarray)):
             raise UserError(
                 f"item {i} of {name} is a {type(item[0]).__name__}; "
@@ -100,15 +98,14 @@ class Items:
 
 
 class Split:
-    """Labelled samples: some rows of arrays that many splits may share; making one copies no sample.
+    """Labelled samples: rows of arrays that many splits may share; creating a split copies no sample.
 
     `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255, float32 features
     (n, ...), uint8 ones (n, features) or other integers, such as token ids (n, length); several tensors of any types by
-    name (`NamedTensors`); or `Items`, read as they are used. `y`: int64 tensor (n,), class indices. `rows`: int64 (m,),
-    which samples this view holds and in which order; None for all.
-    `transform`: what training does to each batch of these samples, at each access; `load` does not. `learnt`:
-    what is learnt of all rows, if it is not the labels; `y` is then for dealing samples out only. Raises UserError if
-    `x` and `y` differ in length. For data of other types see `of`.
+    name (`NamedTensors`); or `Items`, read when used. `y`: int64 tensor (n,), class indices. `rows`: int64 (m,), the
+    samples of this view in order; None for all. `transform`: applied in training to each batch of these samples, at
+    each access; not by `load`. `learnt`: the targets of all rows, if they are not the labels; `y` then only serves to
+    split the samples. Raises UserError if `x` and `y` differ in length. For data of other types see `of`.
 
     >>> import torch
     >>> from fewbytes.data import Split
@@ -136,11 +133,11 @@ class Split:
 
     @classmethod
     def of(cls, data: Split | tuple[Any, Any] | TorchDataset[Any]) -> Split:
-        """A split from what users have: a Split, a pair (x, y) of arrays or tensors, or a torch map-style data set.
+        """A split from a Split, a pair (x, y) of arrays or tensors, or a torch map-style data set.
 
-        A data set is read as it is used (`Items`). Integers stay integers; all others become float32. So do bytes:
-        uint8 samples of two axes or more are pictures, which `load` divides by 255; those of one axis are features,
-        whose values stay. x may be several tensors by name, which keep their types, but that NumPy's float64 becomes
+        A data set is read when used (`Items`). Integers stay integers; all others become float32. So do bytes: uint8
+        samples of two axes or more are pictures, which `load` divides by 255; those of one axis are features, whose
+        values stay. x may be several tensors by name, which keep their types, except that NumPy's float64 becomes
         float32. Raises UserError for anything else.
         """
         if isinstance(data, Split):
@@ -167,44 +164,44 @@ class Split:
 
     @property
     def targets(self) -> Tensor:
-        """What is learnt of this view's samples."""
+        """The targets of this view's samples."""
         y = self.y if self.learnt is None else self.learnt.values
         return y if self.rows is None else y[torch.from_numpy(self.rows)]
 
     @property
     def learns(self) -> Kind:
-        """What is learnt of these samples."""
+        """The kind of these targets."""
         return "classes" if self.learnt is None else self.learnt.kind
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample, for example (3, 32, 32); of several tensors that of the first."""
+        """Shape of one sample, for example (3, 32, 32); with several tensors, the first one's."""
         return tuple(self.x.shape[1:])
 
     def blank(self) -> Tensor | NamedTensors:
-        """A sample of zeros (1, …), as `load` gives samples; none is read."""
+        """A sample of zeros (1, …) in the format of `load`; no sample is read."""
         if isinstance(self.x, NamedTensors):
             blanks = {name: value.new_zeros(1, *value.shape[1:]) for name, value in self.x.tensors.items()}
             return NamedTensors({name: _as_it_is(value, "cpu") for name, value in blanks.items()})
         return _blank(self.x)
 
     def take(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> Split:
-        """The samples at `indices` of this view, in that order; nothing is copied."""
+        """The samples at `indices` of this view, in that order, without copying."""
         chosen = np.asarray(indices, dtype=np.int64)
         rows = chosen if self.rows is None else self.rows[chosen]
         return Split(self.x, self.y, rows, self.transform, self.learnt)
 
     def load(self, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
-        """Freshly gathered samples (m, ...), float32, or int64 if they are integers, and their `targets`, on `device`.
+        """Newly gathered samples (m, ...), float32, or int64 if they are integers, and their `targets`, on `device`.
 
-        uint8 samples of two axes or more are images, which are divided by 255; nothing else is normalised. Raises
-        UserError for samples of several tensors: those keep their types, but for images, uint8 (n, 1, 3 or 4, height,
-        width).
+        uint8 samples of two axes or more are images, which are divided by 255; nothing else is normalised. Several
+        tensors keep their types, except images, uint8 (n, 1, 3 or 4, height, width). Raises UserError for samples of
+        several tensors.
         """
         return one_tensor(self.gathered(device)), self.aimed(device)
 
     def gathered(self, device: str | torch.device = "cpu") -> Tensor | NamedTensors:
-        """The samples that `load` gives, or those of several tensors."""
+        """The samples of `load`, or those of several tensors."""
         if isinstance(self.x, NamedTensors):
             return NamedTensors({k: _as_it_is(_chosen(v, self.rows), device) for k, v in self.x.tensors.items()})
         if isinstance(self.x, Items):
@@ -212,8 +209,8 @@ class Split:
         return _gathered(self.x, self.rows, device)
 
     def lazy(self, device: str | torch.device = "cpu") -> tuple[LazySamples, Tensor]:
-        """As `load`, but samples are gathered again each time they are indexed: for transforms of the data set's own,
-        and for more than fit into memory."""
+        """As `load`, but samples are gathered each time they are indexed: for transforms of the data set itself, and
+        for data larger than memory."""
         return LazySamples(self, torch.device(device)), self.aimed(device)
 
     def aimed(self, device: str | torch.device) -> Tensor:
@@ -247,14 +244,14 @@ class LazySamples:
 
 
 def ungrouped(split: Split) -> Split:
-    """The same samples, in one group where labels are only for dealing out."""
+    """The same samples, in one group if labels only serve to split them."""
     if split.learnt is None:
         return split
     return Split(split.x, torch.zeros_like(split.y), split.rows, split.transform, split.learnt)
 
 
 def check_finite(split: Split, whose: str, targets: bool = True) -> None:
-    """Raises UserError for numbers that are not finite in samples that lie in memory, or in their `targets`."""
+    """Raises UserError for numbers that are not finite in samples in memory, or in their `targets`."""
     parts = split.x.tensors if isinstance(split.x, NamedTensors) else {"": split.x}
     arrays = {f"{whose}{f' ({k})' if k else ''}": x for k, x in parts.items() if not isinstance(x, Items)}
     arrays |= {f"the targets of {whose}": split.learnt.values} if targets and split.learnt is not None else {}
@@ -279,12 +276,12 @@ def _on_disk(x: Any) -> bool:
 
 
 def classes_in(splits: Sequence[Split]) -> int:
-    """How many classes there are by the highest label of all samples; 0 without any."""
+    """The number of classes by the highest label of all samples; 0 without samples."""
     return max((int(split.labels.max()) for split in splits if len(split)), default=-1) + 1
 
 
 def widest(splits: Sequence[Split]) -> int:
-    """How many numbers or labels a sample's targets have, or how many classes or tokens there are by the highest."""
+    """The number of a sample's numeric targets or labels, or of classes or tokens by the highest one."""
     values = [split.targets for split in splits if len(split)]
     if not values:
         return 0
@@ -316,7 +313,7 @@ def _gathered(x: Tensor | NDArray[Any], rows: NDArray[np.int64] | None, device: 
         return _used(_chosen(x, rows), device)
     gathered = np.array(x) if rows is None else np.asarray(x[rows])
     if gathered.dtype.kind in "iu" and gathered.dtype != np.uint8:
-        gathered = gathered.astype(np.int64, copy=False)  # torch knows few unsigned types
+        gathered = gathered.astype(np.int64, copy=False)  # torch supports few unsigned types
     return _used(torch.from_numpy(gathered), device)
 
 
@@ -325,13 +322,13 @@ def _chosen(x: Tensor, rows: NDArray[np.int64] | None) -> Tensor:
 
 
 def _as_it_is(x: Tensor, device: str | torch.device) -> Tensor:
-    """One of several tensors as models take it: of its own type, but that images become 0..1."""
+    """One of several tensors for a model: of its own type, except that images become 0..1."""
     image = x.dtype == torch.uint8 and x.dim() == 4 and x.shape[1] in (1, 3, 4)
     return _used(x, device) if image else x.to(device)
 
 
 def _used(x: Tensor, device: str | torch.device) -> Tensor:
-    x = x.to(device)  # bytes travel before they become floats
+    x = x.to(device)  # copied as bytes, before they become floats
     if x.dtype == torch.uint8:
         return x.float().div_(255) if x.dim() > 2 else x.float()
     return x.float() if x.is_floating_point() or x.dtype == torch.bool else x.long()
@@ -348,7 +345,7 @@ def _samples(x: Any) -> Tensor | NDArray[Any] | NamedTensors:
 
 
 def _entry(x: Any) -> Tensor:
-    """One of several tensors: of its own type, but NumPy's usual one as PyTorch's, and of those PyTorch lacks int64."""
+    """One of several tensors: in its own type, except NumPy's float64, and types that PyTorch lacks become int64."""
     samples = _array(x, 1)
     if isinstance(samples, Tensor):
         return samples
@@ -357,7 +354,7 @@ def _entry(x: Any) -> Tensor:
 
 
 def _array(x: Any, least: int) -> Tensor | NDArray[Any]:
-    """Samples that are numbers. Raises UserError for others, and for fewer than `least` dimensions."""
+    """Numeric samples. Raises UserError for others, and for fewer than `least` dimensions."""
     samples: Tensor | NDArray[Any] = x if isinstance(x, Tensor) else np.asarray(x)
     if isinstance(samples, Tensor) and samples.is_complex():
         raise UserError("samples are real numbers, not complex ones: give real and imaginary parts as two channels")
@@ -370,8 +367,8 @@ def _array(x: Any, least: int) -> Tensor | NDArray[Any]:
 
 
 def _learnt(shape: tuple[int, ...], y: Any) -> tuple[Tensor, None, None, Targets | None]:
-    """What a Split takes after its samples: the labels if classes are learnt of samples of that shape (n, …), else
-    the targets, and labels that are all 0."""
+    """A Split's arguments after its samples (n, …): the labels if classes are learnt, else the targets, and labels that
+    are all 0."""
     y = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
     kind = learnt_of(shape, y)
     if kind == "classes":
@@ -384,7 +381,7 @@ def _learnt(shape: tuple[int, ...], y: Any) -> tuple[Tensor, None, None, Targets
 
 
 def learnt_of(shape: tuple[int, ...], y: NDArray[Any]) -> Kind:
-    """What targets y (n, …) of samples of that shape (n, …) stand for. Raises UserError for what are no numbers."""
+    """The kind of targets y (n, …) of samples of that shape (n, …). Raises UserError if they are no numbers."""
     if y.dtype.kind not in "biuf" or not y.ndim:
         raise UserError(f"labels are one integer per sample, or other numbers, not {y.dtype} of shape {y.shape}")
     if y.dtype.kind == "b":

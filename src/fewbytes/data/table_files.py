@@ -1,4 +1,4 @@
-"""Files of tables: which are, where a data set has them, and their columns as they stand there."""
+"""Files of tables: their names, their place in a data set, and their columns as stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fewbytes.data.schema import Schema, refused
 from fewbytes.data.sources import holds_images
 
 Reader = Callable[[Path, Schema], tuple[pa.Table, tuple[str, ...], tuple[str, ...]]]
-"""Gives columns, what to say of the reading, and how decimals are separated for certain."""
+"""Returns columns, notes on the reading, and the unambiguous decimal separators."""
 PACKABLE: dict[str, Reader] = {
     ".csv": delimited.read,
     ".tsv": functools.partial(delimited.read, usual="\t"),
@@ -35,20 +35,20 @@ READERS: dict[str, Reader] = {
     ".ods": sheets.read,
     **{f"{kind}{packed}": read for kind, read in PACKABLE.items() for packed in PACKED},
 }
-"""Who reads a file, by how its name ends, in any case."""
+"""The reader of a file by its suffix, in any case."""
 SUFFIXES = tuple(READERS)
 Files = dict[str, Path]  # of a data set, by split: train, test
 
 
 def table_suffix(path: Path) -> str:
-    """How the name of a table ends, in small letters; nothing for other files."""
+    """The lower-case suffix of a table; empty for other files."""
     name = path.name.lower()
     endings = [suffix for suffix in SUFFIXES if name.endswith(suffix)]
     return "" if is_stray(path) else max(endings, key=len, default="")
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is a table, of Parquet one without images."""
+    """Whether a file is a table, for Parquet one without images."""
     if not (suffix := table_suffix(path)) or not path.is_file():
         return False
     try:
@@ -58,7 +58,7 @@ def is_table(path: Path) -> bool:
 
 
 def table_files(place: Path, only_test: bool = False) -> Files:
-    """The tables of a data set: a file, or a folder's `train` and `test` ones; nothing if there are none."""
+    """The tables of a data set: a file, or a folder's `train` and `test` tables; empty if there are none."""
     if place.is_file():
         return {"train": place} if is_table(place) else {}
     there = {path.name.lower(): path for path in sorted(place.iterdir(), reverse=True)} if place.is_dir() else {}
@@ -72,7 +72,7 @@ def table_files(place: Path, only_test: bool = False) -> Files:
 
 
 def read_columns(path: Path, schema: Schema) -> Table:
-    """The columns of a file; one that ends in .json is lines of JSON, too. Raises UserError for what is no table."""
+    """Read a file's columns; .json files are lines of JSON, too. Raises UserError for a file that is no table."""
     suffix = table_suffix(path)
     try:
         data, notes, decimals = READERS.get(suffix, columnar.read_json)(path, schema)
@@ -85,7 +85,7 @@ def read_columns(path: Path, schema: Schema) -> Table:
 
 
 def check_kind(name: str) -> None:
-    """Raises UserError for a file that is there, and whose name does not end as that of a table."""
+    """Raises UserError for an existing file whose name does not end as a table's."""
     for place in places(name):
         if place.is_file():
             what = f"cannot be read as a table: its name ends in {place.suffix or 'nothing'!r}"

@@ -1,8 +1,8 @@
-"""Tables as data sets: files (`table_files`) and frames of numeric and categorical columns as samples.
+"""Tables as data sets: the numeric and categorical columns of files (`table_files`) and frames as samples.
 
-Numeric columns are standardised; categorical ones, which are text, become an indicator, 0 or 1, for each category. By
-what means, deviations and categories says a `Schema`, which is read off the training rows of one table and holds for
-all others.
+Numeric columns are standardised. Categorical columns, which are text, become one indicator, 0 or 1, per category. The
+`Schema` contains the means, deviations and categories. It is read from one table's training rows, and applies to all
+others.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from fewbytes.data.table_files import Files, read_columns
 
 TARGETS = ("target", "label", "labels")
 """Default names of a table's target column."""
-MOST = 1000  # categories of a column; with more, or more than FEW in over half of the rows, it names its rows
-MANY = 50  # categories of a column; of more is told
-FAR = 5  # standard deviations, of a column's mean from the server's
+MOST = 1000  # maximum number of categories; with more, or more than FEW in over half of the rows, it names its rows
+MANY = 50  # number of categories of a column above which a note reports it
+FAR = 5  # distance of a column's mean from the server's, in standard deviations, above which a warning is logged
 
 
 def read_table(name: str, files: Files, schema: Schema, only_test: bool = False) -> Dataset:
-    """The data set in files, whose columns mean what the schema says, if it is complete; else it is read off the
-    training rows. Of a table that is alone a fixed fifth is for testing, all of it if `only_test`.
+    """The data set in files, read by the schema if it is complete; else the schema is read from the training rows. Of a
+    single table a fixed fifth is for testing, all of it if `only_test`.
 
-    Raises UserError, with file, column and remedy, for what cannot be.
+    Raises UserError, with file, column and remedy, for invalid data.
     """
     tables = {split: read_columns(path, schema) for split, path in files.items()}
     return _dataset(name, tables.get("train"), tables.get("test"), schema, only_test)
@@ -54,11 +54,11 @@ def table(
 ) -> Dataset:
     """A data set of a pandas frame, a pyarrow table, or columns by name.
 
-    `target`: the column to learn, or several (default: one called as in TARGETS). Text, and whole numbers of at most
-    FEW values, are classes; several columns of 0 and 1 are labels of which any may hold; all else is numbers, learnt in
-    standard deviations from the mean. `test`: as `frame`; None: a fixed fifth of the samples. `leave_out`: columns that
-    are not used; `columns`: the only ones that are features. `schema`: another data set's, so that this one has the
-    same features, or one that says how columns are read. Raises UserError, with column and remedy, for what cannot be.
+    `target`: the column to learn, or several (default: a column named as in TARGETS). Text, and whole numbers of at
+    most FEW values, are classes. Several columns of 0 and 1 are independent labels; all else is numbers, learnt in
+    standard deviations from the mean. `test`: as `frame`; None: a fixed fifth of the samples. `leave_out`: unused
+    columns; `columns`: the only features. `schema`: another data set's, for the same features, or one that states how
+    columns are read. Raises UserError, with column and remedy, for invalid data.
 
     >>> from fewbytes.data import table
     >>> ages, ill = [20, 35, 50, 65, 80] * 4, ["no", "no", "no", "yes", "yes"] * 4
@@ -91,7 +91,7 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
     for each in tables:
         each.schema = schema
         for column in schema.numbers:
-            each.kind(column)  # all texts of a file tell how its decimals are separated
+            each.kind(column)  # all text columns of a file determine its decimal separator
     classes = schema.target
     if schema.learns == "classes":
         classes = tuple(_in_order(text for each in tables for text in each.categories(schema.target[0])[1]))
@@ -129,7 +129,7 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
 
 
 def _grouped(table: Table, schema: Schema, rows: NDArray[np.bool_]) -> list[str]:
-    """The values of the group's column in some rows. Raises UserError where there is none."""
+    """The values of the group's column in these rows. Raises UserError for a missing one."""
     codes, texts = table.categories(schema.group)
     if (nothing := rows & (codes < 0)).any():
         raise table.lacking(schema.group, nothing, "fill it in: rows are grouped by it (--group)")
@@ -137,7 +137,7 @@ def _grouped(table: Table, schema: Schema, rows: NDArray[np.bool_]) -> list[str]
 
 
 def _check_apart(tables: Sequence[Table], schema: Schema, kept: Sequence[NDArray[np.bool_]]) -> None:
-    """Raises UserError for values of the group's column that are in training and in test."""
+    """Raises UserError for values of the group's column that occur both in training and in test."""
     train, test = (set(_grouped(each, schema, rows)) for each, rows in zip(tables, kept, strict=True))
     if both := train & test:
         same = f"the same values of {schema.group!r}"
@@ -147,12 +147,12 @@ def _check_apart(tables: Sequence[Table], schema: Schema, kept: Sequence[NDArray
         )
 
 
-# What columns mean ----------------------------------------------------------------------------------------------------
+# Meaning of columns ---------------------------------------------------------------------------------------------------
 
 
 def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
-    """What this table's columns mean, and what is learnt of those that are asked for, but means and deviations; and the
-    columns that only number its rows."""
+    """The meaning of this table's columns and the kind of the target, without means and deviations; and the columns
+    that only number its rows."""
     target = asked.target or tuple(name for name in TARGETS if name in table.names)[:1]
     if len(set(target)) < len(target):
         raise UserError(f"--target names a column twice ({listed(target)}): give each once")
@@ -210,13 +210,13 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
 
 
 def _scaled_by(table: Table, schema: Schema, rows: NDArray[np.int64]) -> Schema:
-    """The same with the means and deviations of those rows."""
+    """The schema with the means and deviations of these rows."""
     numbers = {name: _scale(table.numbers(name)[rows]) for name in schema.numbers}
     return msgspec.structs.replace(schema, numbers=numbers)
 
 
 def _learns(table: Table, target: Sequence[str]) -> str:
-    """What is learnt of these columns. Raises UserError for several of text."""
+    """The kind of these targets. Raises UserError for several columns of text."""
     text = [name for name in target if table.kind(name) == "texts"]
     if len(target) == 1:
         if text:
@@ -230,16 +230,16 @@ def _learns(table: Table, target: Sequence[str]) -> str:
 
 
 def _few(table: Table, name: str) -> bool:
-    """Whether numbers are so few whole ones that they are classes."""
+    """Whether numbers are whole, and have so few values that they are classes."""
     values = table.numbers(name)
     different = np.unique(values[~np.isnan(values)])
     if len(different) > FEW or (different != np.floor(different)).any():
         return False
-    return len(table.categories(name)[1]) <= FEW  # exactly, as float64 rounds those above 2^53
+    return len(table.categories(name)[1]) <= FEW  # exact, as float64 rounds integers above 2^53
 
 
 def _categories(table: Table, name: str, remedy: str) -> tuple[str, ...]:
-    """What the texts of a column are, in order. Raises UserError, with a remedy, for texts that hardly occur twice."""
+    """The texts of a column, in order. Raises UserError, with a remedy, for texts that hardly repeat."""
     codes, texts = table.categories(name)
     known = int((codes >= 0).sum())
     if len(texts) > MOST or (len(texts) > max(known / 2, FEW)):
@@ -251,7 +251,7 @@ def _categories(table: Table, name: str, remedy: str) -> tuple[str, ...]:
 
 
 def _check_no_numbers(table: Table, name: str) -> None:
-    """Raises UserError for a column of texts that seem to be numbers or dates that cannot be read."""
+    """Raises UserError for a column of texts that seem to be unreadable numbers or dates."""
     texts = table.texts(name)
     if len(texts.values) > FEW and texts.seem:
         what = f"seems to hold {texts.seem}, like {texts.values[0].as_py()!r}"
@@ -269,7 +269,7 @@ def _scale(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _warn_of_units(table: Table, schema: Schema) -> None:
-    """Warn of a column that differs much from the schema's table: its units may differ."""
+    """Warn of a column that differs greatly from the schema's table: its units may differ."""
     for name, (mean, deviation) in schema.numbers.items():
         values = (table.numbers(name) - mean) / deviation
         values = values[~np.isnan(values)]
@@ -283,8 +283,8 @@ def _warn_of_units(table: Table, schema: Schema) -> None:
 
 
 def _groups(schema: Schema) -> tuple[str, ...] | None:
-    """The labels by which samples are split, if they are not the classes: the first label that a sample has; in
-    which tenth of the first table's rows a number would be."""
+    """The labels by which samples are split, if they are not the classes: a sample's first label; or a number's tenth
+    in the first table's rows."""
     if schema.learns == "classes":
         return None
     if schema.learns == "labels":
@@ -321,12 +321,12 @@ def _note(
     else:
         parts.append("no value missing")
     file = Path(table.where).name
-    where = "" if file == Path(name).name else f"{file}: "  # notes stand after the data set's name
+    where = "" if file == Path(name).name else f"{file}: "  # notes follow the data set's name
     return f"{where}{'; '.join(parts)}; learnt: {listed(schema.target, COLUMNS)} ({schema.learns})"
 
 
 def _category_note(table: Table, name: str, texts: Sequence[str]) -> str:
-    """What to say of a column of categories: that they are many, or that some of them look like numbers."""
+    """A note on a column of categories if they are many, or if some look like numbers."""
     numbers = sum(map(is_number, texts))
     seem = table.texts(name).seem if table.stored(name) in ("texts", "categories") else ""
     more = f", which seem to be {seem}" if seem else f", {numbers} of them numbers" if numbers else ""
@@ -339,7 +339,7 @@ def _category_note(table: Table, name: str, texts: Sequence[str]) -> str:
 def _targets(
     table: Table, schema: Schema, classes: Sequence[str], kept: NDArray[np.bool_]
 ) -> tuple[torch.Tensor, NDArray[np.float64] | None]:
-    """(labels by which samples are split, values (n, targets)) of those rows; None in place of values of classes."""
+    """(labels by which samples are split, values (n, targets)) of these rows; values are None for classes."""
     if schema.learns == "classes":
         codes, texts = table.categories(schema.target[0])
         number = {name: i for i, name in enumerate(classes)}
@@ -362,7 +362,7 @@ def _split(
     labels: torch.Tensor,
     values: NDArray[np.float64] | None,
 ) -> Split:
-    """Those rows of a table as samples float32 (n, features)."""
+    """These rows of a table as samples float32 (n, features)."""
     x = torch.from_numpy(_samples(table, schema, kept))
     if values is None:
         return Split(x, labels)
@@ -375,8 +375,8 @@ def _split(
 
 
 def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Those rows: numbers in standard deviations from their means, 0 where there is none, and 0 or 1 for each category,
-    zeros where there is none."""
+    """These rows: numbers in standard deviations from their means, 0 if missing, and 0 or 1 for each category, all 0 if
+    missing."""
     used = [name for name in schema.numbers if name not in schema.target]
     x = np.zeros((int(kept.sum()), len(used) + sum(map(len, schema.categories.values()))), dtype=np.float32)
     for place, name in enumerate(used):
@@ -404,8 +404,8 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
 
 
 def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], dict[str, int]]:
-    """(which rows are used, by column how many values are missing). Raises UserError for a missing value where none may
-    be."""
+    """(mask of the used rows, numbers of missing values by column). Raises UserError for a missing value if the schema
+    refuses it."""
     kept, counts = np.ones(len(table), dtype=bool), dict[str, int]()
     for name in dict.fromkeys((*schema.numbers, *schema.categories, *schema.target)):
         missing = table.missing(name)
@@ -422,5 +422,5 @@ def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], dict[str, in
 
 
 def _in_order(values: Iterable[str]) -> list[str]:
-    """The different ones of texts, numbers by their size, before other texts."""
+    """The distinct texts in order: numbers by size, then other texts."""
     return sorted(set(values), key=lambda text: (0, float(text), text) if is_number(text) else (1, 0.0, text))

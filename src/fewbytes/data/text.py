@@ -34,8 +34,8 @@ from fewbytes.data.split import IGNORED_TOKEN, Split, Targets
 from fewbytes.data.table_files import SUFFIXES, read_columns, table_suffix
 
 AS_USUAL = Schema()
-TEST_SHARE = 10  # one block in this many is for testing
-Documents = list[tuple[str, str]]  # a group's name, and a text of it
+TEST_SHARE = 10  # one block out of this number is for testing
+Documents = list[tuple[str, str]]  # a group's name, and one of its texts
 
 
 def load_text(
@@ -47,12 +47,12 @@ def load_text(
     only_test: bool = False,
     how: Schema = AS_USUAL,
 ) -> Dataset:
-    """The texts called `name`: a .txt file or a folder of such, or, of a table or a folder of such, a `column`.
+    """Read the texts called `name`: a .txt file, a folder of them, or a `column` of a table or of a folder of tables.
 
-    Without `label` the next token is learnt, as `next_tokens` has it, else the class that the column of that name
-    holds, of `input_ids` and `attention_mask` (`token_ids`); test texts are a table's `test…`, else a fixed fifth of
-    each class. With `only_test` all are test texts. `how` files are read and what becomes of rows without text or label
-    is as a table's. Raises UserError for what cannot be read.
+    Without `label` the next token is learnt (`next_tokens`). Otherwise the class in that column is learnt from
+    `input_ids` and `attention_mask` (`token_ids`). Test texts are a table's `test…`, else a fixed fifth of each class;
+    with `only_test` all are. `how`: the reading of files, and of rows without text or label, as for tables. Raises
+    UserError for unreadable data.
     """
     place = find(name, files=True)
     if place is None:
@@ -79,7 +79,7 @@ def load_text(
 
 
 def holds_text(name: str) -> bool:
-    """Whether what is called so is a text file, or a folder that has some in it or in its folders, and no images."""
+    """Whether `name` is a text file, or a folder with text files, there or in its subfolders, and without images."""
     place = find(name, files=True)
     if place is None:
         return False
@@ -92,11 +92,11 @@ def holds_text(name: str) -> bool:
 
 
 def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, only_test: bool = False) -> Dataset:
-    """Documents as samples of `length` tokens, of which the next ones are learnt.
+    """Documents as samples of `length` tokens, whose next tokens are learnt.
 
-    The documents of a group follow each other, each with the token that ends a text, if the tokenizer has one; the last
-    sample of a group is filled up, and nothing is learnt there. Its last tenth is for testing (`only_test`: all of it).
-    `groups`, by which samples are split, are those of the documents, and `classes` the tokens. Raises UserError if
+    Documents of a group follow each other, each with the end-of-text token if the tokenizer has one. The last sample of
+    a group is padded, and nothing is learnt there. A group's last tenth is for testing (`only_test`: all of it).
+    `groups`, by which samples are split, are those of the documents; `classes` are the tokens. Raises UserError if
     there is nothing to learn.
     """
     groups = sorted({group for group, _ in documents})
@@ -120,8 +120,8 @@ def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, on
 
 
 def token_ids(texts: Sequence[str], tokenizer: Any, length: int) -> NamedTensors:
-    """Texts as `input_ids` and `attention_mask`, int64 (n, length): cut off at `length` tokens, shorter ones filled
-    up, where the mask is 0."""
+    """Texts as `input_ids` and `attention_mask`, int64 (n, length): truncated at `length` tokens; shorter ones are
+    padded, and the mask is 0 there."""
     ids_of_texts = tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]
     ids = torch.full((len(ids_of_texts), length), padding_token(tokenizer))
     mask = torch.zeros_like(ids)
@@ -131,8 +131,8 @@ def token_ids(texts: Sequence[str], tokenizer: Any, length: int) -> NamedTensors
 
 
 def documents_in(place: Path, how: Schema = AS_USUAL) -> Documents:
-    """The .txt files of a folder, or the one. A file's group is the folder of that folder it lies in, else itself.
-    Raises UserError for one that is not in UTF-8, or the encoding that is named."""
+    """The .txt files of a folder, or the single file. A file's group is its subfolder of that folder, else its own
+    name. Raises UserError for a file that is not in UTF-8, or not in the given encoding."""
     paths = [place] if place.is_file() else sorted(filter(_is_text, _files(place)))
     if place.is_dir():
         check_inside(place, paths)
@@ -142,9 +142,8 @@ def documents_in(place: Path, how: Schema = AS_USUAL) -> Documents:
 def read_text_table(
     place: Path, column: str, label: str | None, how: Schema = AS_USUAL
 ) -> tuple[Documents, Documents, tuple[str, ...]]:
-    """(training texts, test texts, what became of the files), texts with their labels, of a table of any kind, or of a
-    folder of such (`train…` and `test…`; no test texts if there is no such file). Without `label` all have the file's
-    name for one.
+    """(training texts, test texts, notes), texts with labels, from a table of any kind, or from a folder of tables
+    (`train…` and `test…`; no test texts without such a file). Without `label` the file's name is the label of all.
 
     Raises UserError if there is no such file or column, and for missing values.
     """
@@ -162,7 +161,7 @@ def read_text_table(
 
 
 def _texts(path: Path, column: str, label: str | None, name: str, how: Schema) -> tuple[Documents, str]:
-    """A file's texts with their labels, and what became of it."""
+    """A file's texts with their labels, and a note."""
     as_text = {each: () for each in (column, label) if each is not None}
     table = read_columns(path, msgspec.structs.replace(how, categories=as_text))
     for wanted, option in ((column, "--text"), *([(label, "--target")] if label else [])):
@@ -185,13 +184,13 @@ def _texts(path: Path, column: str, label: str | None, name: str, how: Schema) -
     without = [any(row) for row in zip(*empty.values(), strict=True)]
     names = _class_names(table.data, label)
     kept = [(_label(group, names), text) for group, text, no in zip(groups, texts, without, strict=True) if not no]
-    where = f"{path.name}: " if path.stem != name else ""  # notes stand after the data set's name
+    where = f"{path.name}: " if path.stem != name else ""  # notes follow the data set's name
     note = "; ".join((f"{where}{len(texts):,} rows", *table.notes, f"{sum(without):,} without text or label left out"))
     return kept, note
 
 
 def _class_names(table: pa.Table, label: str | None) -> list[str] | None:
-    """What the classes are called, where a table of the Hugging Face hub names them."""
+    """The class names, if a table of the Hugging Face hub states them."""
     metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     names: list[str] | None = metadata.get("info", {}).get("features", {}).get(label, {}).get("names")
     return names
@@ -205,7 +204,7 @@ def _label(value: Any, names: list[str] | None) -> str:
 
 
 def _blocks(tokens: list[int], length: int, padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Samples and targets, int64 (n, length) each; targets are the samples moved by a token."""
+    """Samples and targets, int64 (n, length) each; targets are the samples shifted by one token."""
     known = max(0, len(tokens) - 1)
     n = -(-known // length)
     x, y = np.full(n * length, padding, np.int64), np.full(n * length, IGNORED_TOKEN, np.int64)
@@ -223,7 +222,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """All below a folder but what is hidden or stray, or lies in such a folder."""
+    """All files below a folder that are neither hidden nor stray, nor in such a folder."""
     return [path for path in folder.rglob("*") if not any(map(is_stray, (path, *path.relative_to(folder).parents)))]
 
 
@@ -232,7 +231,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _read(path: Path, encoding: str) -> str:
-    """A file's text, without the mark of its encoding at the beginning."""
+    """A file's text, without its byte order mark."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,8 +1,8 @@
 """Random changes of training samples at each access: augmentation, and the shapes of a backdoor.
 
 A transform takes a batch (x, labels), x float32 (n, C, H, W) in 0..1, and returns x changed, of the same shape and
-memory format; what it was given stays as it is. It draws from torch's global CPU generator, which a handler's name
-seeds, so results are the same however many workers there are.
+memory format; its input stays unchanged. It draws from torch's global CPU generator, which a handler's name seeds, so
+results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fewbytes.data.clients import FederatedData
 from fewbytes.data.split import ClientData, Split, Transform, transform_name
 
 SIZE = 10
-"""Shapes reach from their corner to this many pixels right of it and below, both ends included."""
+"""Shapes extend from their corner by this number of pixels to the right and down, both ends included."""
 CORNERS = 22
 """The highest row and column of a shape's corner: 32 - SIZE, as FuseFL's images are 32 x 32."""
 SHAPES: dict[str, list[tuple[str, tuple[float, ...]]]] = {
@@ -36,13 +36,13 @@ SHAPES: dict[str, list[tuple[str, tuple[float, ...]]]] = {
     "pentagon": [("polygon", (0.206, 0.095, 0.794, 0.095, 0.976, 0.655, 0.5, 1, 0.024, 0.655))],
     "hexagon": [("polygon", (0.5, 0, 0.933, 0.25, 0.933, 0.75, 0.5, 1, 0.067, 0.75, 0.067, 0.25))],
 }  # fmt: skip
-"""The shape of each label, in the order of labels: what Pillow draws, (x, y, …) from the shape's corner in sizes."""
+"""The shape of each label in order: Pillow's drawing commands, (x, y, …) relative to the shape's corner and size."""
 COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "pink", "brown", "black", "grey")
 """The colours of shapes, by Pillow's names."""
 
 
 def crop_flip(x: Tensor, labels: Tensor) -> Tensor:
-    """Each image cropped at random to its own size after padding with zeros, and mirrored with probability 1/2.
+    """Crop each image at random to its own size after padding with zeros, and mirror it with probability 1/2.
 
     The padding is 4 pixels, but at most an eighth of the height. Source: the usual augmentation of CIFAR. Raises
     UserError if samples are not images.
@@ -51,7 +51,7 @@ def crop_flip(x: Tensor, labels: Tensor) -> Tensor:
 
 
 def flip_rotate15_crop(x: Tensor, labels: Tensor) -> Tensor:
-    """Each image mirrored with probability 1/2, turned by up to 15 degrees either way, and cropped as by `crop_flip`.
+    """Mirror each image with probability 1/2, rotate it by up to 15 degrees either way, and crop it as `crop_flip`.
 
     Source: FedPURIN's code on CIFAR-100. Raises UserError if samples are not images.
     """
@@ -59,7 +59,7 @@ def flip_rotate15_crop(x: Tensor, labels: Tensor) -> Tensor:
 
 
 def rotate20_flip(x: Tensor, labels: Tensor) -> Tensor:
-    """Each image turned by up to 20 degrees either way, and mirrored with probability 1/2.
+    """Rotate each image by up to 20 degrees either way, and mirror it with probability 1/2.
 
     Source: FuseFL's code on Tiny-ImageNet. Raises UserError if samples are not images.
     """
@@ -72,16 +72,15 @@ AUGMENTATIONS: dict[str, Transform | None] = {
     "flip-rotate15-crop": flip_rotate15_crop,
     "rotate20-flip": rotate20_flip,
 }
-"""What the setting `augment` names."""
+"""The transforms that the setting `augment` names."""
 
 
 def stamp_shapes(x: Tensor, labels: Tensor) -> Tensor:
-    """Each image with one filled shape, opaque: the shape of its label, a random colour, a random corner.
+    """Draw one filled, opaque shape on each image: the shape of its label in a random colour at a random corner.
 
-    The colour is uniform among COLOURS, the corner among rows and columns 0..CORNERS, as far as the image has SIZE
-    pixels right of it and below; what reaches over the border is cut. From ten classes on, shapes repeat. Source:
-    FuseFL's backdoored clients. Raises UserError if samples are not images of one or three channels, or are smaller
-    than a shape.
+    The colour is uniform among COLOURS, the corner among rows and columns 0..CORNERS, if the image has SIZE pixels to
+    the right and below; the rest is cut at the border. From ten classes on, shapes repeat. Source: FuseFL's backdoored
+    clients. Raises UserError if samples are not images of one or three channels, or are smaller than a shape.
     """
     _images(x, "backdoor")
     n, channels, height, width = x.shape
@@ -111,23 +110,23 @@ def draw_shapes(x: Tensor, shapes: Tensor, colours: Tensor, left: Tensor, top: T
 
 
 def chain(*transforms: Transform) -> Transform:
-    """One transform that applies several, the first first."""
+    """One transform that applies several in order."""
 
     def chained(x: Tensor, labels: Tensor) -> Tensor:
         for transform in transforms:
             x = transform(x, labels)
         return x
 
-    # Checkpoints know a transform by its name.
+    # Checkpoints identify a transform by its name.
     chained.__qualname__ = f"chain({', '.join(map(transform_name, transforms))})"
     return chained
 
 
 def with_transforms(data: FederatedData, augment: Transform | None = None, backdoor: int = 0) -> FederatedData:
-    """`data` whose training samples are changed at each access: all clients' by `augment`, and thereafter those of the
-    first `backdoor` clients by `stamp_shapes`. Test samples stay as they are.
+    """`data` with random changes of training samples at each access: all clients' by `augment`, then those of the first
+    `backdoor` clients by `stamp_shapes`. Test samples stay unchanged.
 
-    Raises UserError if there are not so many clients, or a client's samples are not what a transform takes.
+    Raises UserError if there are fewer clients, or if a transform does not fit a client's samples.
 
     >>> from fewbytes.data import Partition, crop_flip, federate, load_dataset, with_transforms
     >>> data = federate(load_dataset("digits"), Partition(clients=2))
@@ -144,11 +143,11 @@ def with_transforms(data: FederatedData, augment: Transform | None = None, backd
             raise UserError("augmented images would not match their boxes or masks: leave out augment and backdoor")
         wanted = [train.transform, augment, stamp_shapes if i < backdoor else None]
         transforms = [transform for transform in wanted if transform is not None]
-        if not (transforms and len(train)):  # a client whose data lie elsewhere has none
+        if not (transforms and len(train)):  # a client with data on its own node has none here
             return client
         transform = chain(*transforms)
         with torch.random.fork_rng(devices=[]):
-            transform(*train.take([0]).load())  # so that unfit samples are refused before anything is written
+            transform(*train.take([0]).load())  # so that unsuitable samples are refused before anything is written
         return ClientData(Split(train.x, train.y, train.rows, transform), client.test)
 
     return replace(data, clients=tuple(changed(i, c) for i, c in enumerate(data.clients)))
@@ -174,8 +173,7 @@ def _mirrored(x: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, most: float) -> Tensor:
-    """Each image turned about its middle by at most so many degrees, uniformly: the nearest pixels, and black where
-    there is none."""
+    """Rotate each image about its centre by at most `most` degrees, uniformly: nearest pixels, black outside."""
     n, _, height, width = x.shape
     angle = torch.deg2rad(most * (2 * torch.rand(n) - 1))
     cos, sin, none = angle.cos(), angle.sin(), torch.zeros(n)
@@ -186,7 +184,7 @@ def _rotated(x: Tensor, most: float) -> Tensor:
 
 @cache
 def _canvases(height: int, width: int, size: int) -> Tensor:
-    """Masks (shapes, 2 height, 2 width), each shape's corner at (height, width): images are windows of them."""
+    """Masks (shapes, 2 height, 2 width), with each shape's corner at (height, width): images are windows of them."""
     masks = []
     for parts in SHAPES.values():
         mask = Image.new("1", (2 * width, 2 * height))
@@ -199,7 +197,7 @@ def _canvases(height: int, width: int, size: int) -> Tensor:
 
 @cache
 def _palette(channels: int) -> Tensor:
-    """COLOURS as float32 (colours, channels), 8-bit values / 255 as `Split.load` makes them."""
+    """COLOURS as float32 (colours, channels), 8-bit values / 255 as in `Split.load`."""
     mode = {1: "L", 3: "RGB"}[channels]
     values = [ImageColor.getcolor(name, mode) for name in COLOURS]
     return torch.tensor(values).view(len(COLOURS), channels).float().div_(255)

@@ -44,15 +44,15 @@ def is_arrays(place: Path) -> bool:
 
 
 def read_arrays(name: str, place: Path, only_test: bool = False) -> Dataset:
-    """The data set in a file or folder of arrays.
+    """Read the data set in a file or folder of arrays.
 
-    Samples are called as one of SAMPLES and labels as one of LABELS, alone or with a split's name before or behind
-    (`train_images`, `x_test`), or in groups of HDF5 called so; MedMNIST's files are so, and Keras's. Samples of
-    PICTURES and two or three axes are pictures (height, width) or (height, width, channels), three equal axes volumes;
-    those of uint16 and uint32 are divided by the highest of their type, as images are. All other numbers become float32
-    as they are. Labels (n,) or (n, 1) of whole numbers, or of floats that are at most FEW whole ones, are classes,
-    (n, k) of 0 and 1 labels, other floats numbers. Without test samples, those for validation, else a fifth of each
-    class, is for testing. Raises UserError.
+    Samples are named as in SAMPLES and labels as in LABELS, alone, with a split's name before or after (`train_images`,
+    `x_test`), or in HDF5 groups named by split; MedMNIST's and Keras's files are such. Samples of PICTURES with two or
+    three axes are pictures (height, width) or (height, width, channels), with three equal axes volumes; uint16 and
+    uint32 are divided by their type's maximum, as for images. All other numbers become float32 unchanged. Labels (n,)
+    or (n, 1) of whole numbers, or of floats that are at most FEW whole ones, are classes; (n, k) of 0 and 1 are labels;
+    other floats are numbers. Without test samples, validation samples, else a fifth of each class, are for testing.
+    Raises UserError.
     """
     with _opened(place) as arrays:
         parts = _parts(arrays)
@@ -82,7 +82,7 @@ def read_arrays(name: str, place: Path, only_test: bool = False) -> Dataset:
 
 
 def _parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """By split the names of its samples and of its labels, where both are there."""
+    """By split the names of its samples and of its labels, if both exist."""
     found: dict[str, dict[str, str]] = {}
     for name in names:
         words = [word.lower() for word in _NAME.findall(name)]
@@ -161,8 +161,8 @@ def _classes(train: Split, test: Split) -> tuple[tuple[str, ...], tuple[str, ...
 
 @contextmanager
 def _opened(place: Path) -> Iterator[Arrays]:
-    """The arrays of a place by name. Raises UserError for what is damaged, unfolds to far more than the file, lies in
-    another file, or would have to be unpickled."""
+    """The arrays of a place by name. Raises UserError for damaged files, files that expand too much, data in another
+    file, and data that need unpickling."""
     kind = "a folder of .npy" if place.is_dir() else f"a {place.suffix.lower()} file"
     try:
         if place.is_dir():
@@ -181,14 +181,14 @@ def _opened(place: Path) -> Iterator[Arrays]:
 
 
 def _hdf5(place: Path) -> Iterator[Arrays]:
-    """The datasets of an HDF5 file and its groups, but those that are links to other files or kept in them."""
+    """The datasets of an HDF5 file and its groups, without links to other files and data stored in them."""
     if not is_installed("h5py"):
         raise UserError(f"{place}: reading HDF5 needs h5py: pip install 'fewbytes[arrays]'", public="HDF5 needs h5py")
     h5py: Any = importlib.import_module("h5py")
 
     with h5py.File(place, "r") as file:
         found: list[tuple[str, Any]] = []
-        file.visititems(lambda name, each: found.append((name, each)))  # which follows no links to other files
+        file.visititems(lambda name, each: found.append((name, each)))  # does not follow links to other files
         datasets = {name: each for name, each in found if isinstance(each, h5py.Dataset)}
         datasets = {name: each for name, each in datasets.items() if not each.is_virtual and not each.external}
         check_unfolded(place, sum(each.nbytes for each in datasets.values()))

@@ -1,4 +1,4 @@
-"""Pictures of which Pillow keeps 8 bits a colour, or reads none: coloured PNG of 16 bits, and TIFF of any numbers."""
+"""Pictures that Pillow reads with 8 bits per colour, or not at all: 16-bit colour PNG, and TIFF of any numbers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fewbytes.base.extras import is_installed
 
 COLOURS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}
 """Channels of a TIFF's colours, by its tag PhotometricInterpretation: grey, RGB, a palette, CMYK, YCbCr, Lab."""
-PREMULTIPLIED, TRANSPARENCY = 1, 2  # what a TIFF's tag ExtraSamples says of a further channel
+PREMULTIPLIED, TRANSPARENCY = 1, 2  # values of a TIFF's tag ExtraSamples for a further channel
 
 
 def further_channel(photometric: int, channels: int, extra: Sequence[int]) -> int:
-    """What a TIFF's channel beside its colours is, PREMULTIPLIED or TRANSPARENCY; 0 without any. Raises UserError for
-    others, as nothing says what they are."""
+    """The kind of a TIFF's channel besides its colours, PREMULTIPLIED or TRANSPARENCY; 0 without any. Raises UserError
+    for others, whose meaning is unknown."""
     beside = channels - COLOURS.get(photometric, 1)
     if beside <= 0 or (photometric == 1 and channels == 3):
         return 0
@@ -40,13 +40,13 @@ def deep_png(data: bytes) -> NDArray[Any]:
 
     try:
         return np.asarray(imagecodecs.png_decode(data))
-    except Exception as error:  # the library's own
+    except Exception as error:  # errors of the library
         raise UserError("is a PNG that cannot be read") from error
 
 
 def deep_tiff(data: bytes) -> NDArray[Any]:
-    """The pixels of a TIFF of one page, (height, width) or (height, width, channels), in the file's type; where a last
-    channel is transparency that colours were multiplied by, floats of which they are not.
+    """The pixels of a TIFF of one page, (height, width) or (height, width, channels), in the file's type; colours that
+    are premultiplied by transparency, a last channel, become floats that are not.
 
     Raises UserError without tifffile, for several pages, for other colours than grey and RGB and other channels beside
     them than transparency, and for what it cannot read.
@@ -71,7 +71,7 @@ def deep_tiff(data: bytes) -> NDArray[Any]:
             planar = getattr(page, "planarconfig", 1) == 2
     except UserError:
         raise
-    except Exception as error:  # the library's are many
+    except Exception as error:  # the library raises many types
         raise UserError("is a TIFF that cannot be read") from error
     pixels = pixels.transpose(1, 2, 0) if planar and pixels.ndim == 3 else pixels
     if kind == 0 and not beside and pixels.dtype.kind == "u":  # white is 0
@@ -80,7 +80,7 @@ def deep_tiff(data: bytes) -> NDArray[Any]:
 
 
 def _divided(pixels: NDArray[Any]) -> NDArray[np.float64]:
-    """Colours divided by their transparency, the last channel; all of 0 to 1."""
+    """Colours divided by their transparency, the last channel; all values in 0..1."""
     ones = pixels / (np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1.0)
     alpha = ones[..., -1:]
     return np.concatenate(

@@ -1,4 +1,4 @@
-"""Text of columns that a mark separates: CSV and its kin, also packed; encoding and separator are found."""
+"""Delimited text: CSV and similar files, also compressed; encoding and separator are detected."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from fewbytes.data.columns import Texts
 from fewbytes.data.formats.packed import PACKED, unpacked
 from fewbytes.data.schema import SEPARATORS, Schema, refused
 
-HEAD, SAMPLED = 1 << 18, 20  # bytes, and rows, that tell the separator
+HEAD, SAMPLED = 1 << 18, 20  # bytes, and rows, used to detect the separator
 BLOCK, MOST_BLOCK = 1 << 23, (1 << 31) - 1
-SOME = 100_000  # rows that tell how decimals are separated
+SOME = 100_000  # rows used to detect the decimal separator
 MOST_FLOAT = 2.0**53
 SHOWN = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # begins as that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins like that of UTF-16
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 FIRST_LINE = re.compile(r"\ufeff?sep=(.)\r?\n", re.IGNORECASE)
-"""How Excel says what separates columns, above the line of names."""
+"""Excel's declaration of the separator, above the line of names."""
 
 
 def read(path: Path, schema: Schema, usual: str = "") -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
-    """(columns, what was found, how decimals are separated for certain). `usual`: what separates the columns of such
-    files, if it is in their first line. Raises UserError for what is no such table."""
+    """(columns, notes, the unambiguous decimal separator). `usual`: the usual separator of such files, used if it
+    occurs in their first line. Raises UserError for a file that is no such table."""
     content = unpacked(path) if path.suffix.lower() in PACKED else None
     with path.open("rb") as file:
         head = file.read(HEAD) if content is None else content[:HEAD]
@@ -60,7 +60,7 @@ def read(path: Path, schema: Schema, usual: str = "") -> tuple[pa.Table, tuple[s
 
 
 def check_encoding(path: Path, encoding: str) -> None:
-    """Raises UserError for an encoding there is not."""
+    """Raises UserError for an unknown encoding."""
     try:
         codecs.lookup(encoding)
     except LookupError:
@@ -69,7 +69,7 @@ def check_encoding(path: Path, encoding: str) -> None:
 
 
 def encoding_of(head: bytes) -> str:
-    """What the first bytes tell of it."""
+    """The encoding suggested by the first bytes."""
     for mark, name in BOMS:
         if head.startswith(mark):
             return name
@@ -81,7 +81,7 @@ def encoding_of(head: bytes) -> str:
 def _in_some_encoding(
     path: Path, content: bytes | None, head: bytes, encoding: str, schema: Schema, usual: str
 ) -> tuple[pa.Table, _Options]:
-    """(columns, how they were read): in Western Windows' encoding if it is not in UTF-8 and none is named."""
+    """(columns, how they were read): Windows' Western encoding if it is not UTF-8 and no encoding is given."""
     tried = [encoding] if schema.encoding or encoding != "utf-8" else ["utf-8", "windows-1252", "latin-1"]
     for each in tried:
         text = head.decode(each, "replace")
@@ -104,7 +104,7 @@ def _in_some_encoding(
 
 
 class _Options:
-    """How pyarrow reads a file, whose first lines are skipped."""
+    """pyarrow's options for reading a file whose first lines are skipped."""
 
     def __init__(
         self, encoding: str, separator: str, schema: Schema, skipped: int, more: list[str] | None = None
@@ -123,7 +123,7 @@ class _Options:
 
 
 def _read(path: Path, content: bytes | None, options: _Options) -> pa.Table:
-    """Raises what pyarrow does."""
+    """Read the columns; raises pyarrow's errors."""
     size = path.stat().st_size if content is None else len(content)
     for block in dict.fromkeys((BLOCK, min(MOST_BLOCK, max(BLOCK, 4 * size)))):
         read = options.reading(block_size=block)
@@ -138,7 +138,7 @@ def _read(path: Path, content: bytes | None, options: _Options) -> pa.Table:
 
 
 def _has_quotes(path: Path, content: bytes | None) -> bool:
-    """Whether line breaks may stand in values, for which files are read more slowly."""
+    """Whether values may contain line breaks, which makes reading slower."""
     if content is not None:
         return b'"' in content
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
@@ -146,8 +146,8 @@ def _has_quotes(path: Path, content: bytes | None) -> bool:
 
 
 def _separator(head: str) -> str:
-    """What separates the columns of a text, by its first rows: that which gives all of them equally many columns, and
-    the most, or else gives the first most."""
+    """The separator of a text's columns, by its first rows: the one that gives all rows the same number of columns, and
+    the most, or else gives the first row the most."""
     lines = head.splitlines()[: 1 if head.count("\n") < 2 else None]
     best, most = ",", (False, 1)
     for mark in SEPARATORS:
@@ -156,7 +156,7 @@ def _separator(head: str) -> str:
             reader = csv.reader(io.StringIO("\n".join(lines), newline=""), delimiter=mark)
             rows = [row for row in islice(reader, SAMPLED) if row]
         if 2 < len(rows) < SAMPLED and len(head) >= HEAD // 4:
-            rows.pop()  # which may be cut off
+            rows.pop()  # it may be truncated
         if rows and len(rows[0]) > 1:
             found = (len({len(row) for row in rows}) == 1, len(rows[0]))
             best, most = (mark, found) if found > most else (best, most)
@@ -164,7 +164,7 @@ def _separator(head: str) -> str:
 
 
 def _has_commas(table: pa.Table, schema: Schema) -> bool:
-    """Whether some column has numbers with a decimal comma for certain."""
+    """Whether a column has numbers with an unambiguous decimal comma."""
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_string(field.type):
             texts = Texts.of(column.slice(0, SOME), schema)
@@ -174,17 +174,17 @@ def _has_commas(table: pa.Table, schema: Schema) -> bool:
 
 
 def _too_long(table: pa.Table, schema: Schema) -> list[str]:
-    """The columns of what is learnt and of groups that hold numbers beyond those that float64 tells apart."""
+    """The columns of targets and of groups with numbers too large for float64 to distinguish."""
     names = [name for name in (*schema.target, schema.group) if table.column_names.count(name) == 1]
     floats = [name for name in names if pa.types.is_floating(table.schema.field(name).type)]
     return [name for name in floats if (pc.max(pc.abs(table.column(name))).as_py() or 0) > MOST_FLOAT]
 
 
 def _refuse(path: Path, content: bytes | None, options: _Options, remark: bool) -> NoReturn:
-    """Raise what to say of text that is no table, whose first line may be a `remark`. The words of pyarrow hold whole
-    rows, which are not shown."""
+    """Raise the error for text that is no table; its first line may be a `remark`. pyarrow's messages contain whole
+    rows, so they are not shown."""
     wrong: list[Any] = []
-    with suppress(pa.ArrowException, OSError, UnicodeDecodeError):  # again, by one thread, which knows numbers of rows
+    with suppress(pa.ArrowException, OSError, UnicodeDecodeError):  # again, in one thread, which counts rows
 
         def keep(row: Any) -> str:
             wrong.append(row)

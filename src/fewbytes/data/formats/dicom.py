@@ -17,11 +17,11 @@ SUFFIXES = (".dcm", ".dicom", ".ima")
 GREY = ("MONOCHROME1", "MONOCHROME2")
 NEEDS = "needs pydicom: pip install 'fewbytes[medical]'"
 UNITS = ("CT", "PT")
-"""Modalities whose rescaled values mean the same everywhere, whether a file has slope and intercept (else 1, 0) or
+"""Modalities whose rescaled values are comparable everywhere, whether a file has slope and intercept (else 1, 0) or
 not."""
 Scale = Literal["window", "units", "stored"]
-"""What values become: 0..1 by the window that their file names; those that slope and intercept say (in CT Hounsfield
-units); or stored values divided by the highest that their bits hold."""
+"""The scale of values: 0..1 by the file's window; rescaled by slope and intercept (in CT Hounsfield units); or stored
+values divided by the maximum of their bits."""
 WORDS: dict[Scale, str] = {
     "window": "cut to the window that each file names, 0 to 1",
     "units": "as slope and intercept say (in CT Hounsfield units); no file names a window",
@@ -30,8 +30,8 @@ WORDS: dict[Scale, str] = {
 
 
 def scale_of(paths: Sequence[Path]) -> tuple[Scale | None, str]:
-    """The scale that all grey DICOM files among these have in common, those in folders of slices among them, and for
-    people what was found; (None, "") without any. Raises UserError where some name a window and others do not."""
+    """The common scale of all grey DICOM files among these, including those in folders of slices, and a note; (None,
+    "") without any. Raises UserError if some files name a window and others do not."""
     series = [path for path in paths if path.is_dir()]
     slices = [each for path in series for each in sorted(path.iterdir())]
     files = [path for path in (*slices, *(p for p in paths if p not in series)) if path.suffix.lower() in SUFFIXES]
@@ -59,12 +59,12 @@ def _common_scale(heads: Sequence[Any]) -> Scale:
 
 
 def read_dicom(path: Path, scale: Scale | None = None) -> NDArray[np.float32]:
-    """A picture (height, width, 1 or 3), a volume (slices, height, width, 1 or 3) of a file of several frames, or of
-    a folder of slices, in the order in which they lie in the body.
+    """A picture (height, width, 1 or 3), a volume (slices, height, width, 1 or 3) of a file of several frames, or of a
+    folder of slices, in the order of their position in the body.
 
-    Grey values are on a `scale`, that of the data set (None: of this file or folder alone); colours are divided by the
-    highest that their bits hold. Where the lowest value is white (MONOCHROME1) they are turned about, by the range of
-    stored bits. Raises UserError, without the file's name.
+    Grey values are on a `scale`, the data set's (None: this file's or folder's); colours are divided by the maximum of
+    their bits. If the lowest value is white (MONOCHROME1), values are inverted within the range of the stored bits.
+    Raises UserError, without the file's name.
     """
     if path.is_dir():
         slices = sorted((each for each in path.iterdir() if each.suffix.lower() in SUFFIXES), key=_depth)
@@ -87,12 +87,12 @@ def read_dicom(path: Path, scale: Scale | None = None) -> NDArray[np.float32]:
         if meaning.startswith("YBR") and file.file_meta.TransferSyntaxUID.is_compressed is False:
             pixels = how.convert_color_space(pixels, meaning, "RGB", per_frame=True)
         return np.asarray(pixels / ((1 << int(file.BitsStored)) - 1), dtype=np.float32)
-    except Exception as error:  # the library's are many, and its decoders'
+    except Exception as error:  # the library and its decoders raise many types
         raise UserError(f"is DICOM that cannot be read ({type(error).__name__})") from error
 
 
 def _grey(file: Any, pixels: NDArray[Any], scale: Scale) -> NDArray[np.float64]:
-    """Stored values on that scale."""
+    """Stored values converted to `scale`."""
     bits, signed = int(file.BitsStored), int(file.get("PixelRepresentation", 0))
     ends = np.array([-(1 << (bits - 1)), (1 << (bits - 1)) - 1] if signed else [0, (1 << bits) - 1])
     turned = file.get("PhotometricInterpretation") == "MONOCHROME1"
@@ -117,13 +117,13 @@ def _slope(file: Any) -> float:
 
 
 def _has_units(file: Any) -> bool:
-    """Whether values are to be rescaled: by slope and intercept that change something, or by what the modality is."""
+    """Whether values must be rescaled: slope and intercept change something, or the modality requires it."""
     changed = _slope(file) != 1 or float(file.get("RescaleIntercept") or 0) != 0 or "ModalityLUTSequence" in file
     return changed or str(file.get("Modality", "")) in UNITS or str(file.get("RescaleType", "")) == "HU"
 
 
 def _window(file: Any) -> tuple[float, float] | None:
-    """Centre and width of the first window that a file names, if it names one."""
+    """Centre and width of the file's first window, if it has one."""
     found = []
     for name in ("WindowCenter", "WindowWidth"):
         value = file.get(name)
@@ -134,7 +134,7 @@ def _window(file: Any) -> tuple[float, float] | None:
 
 
 def _windowed(values: NDArray[np.float64], file: Any) -> NDArray[np.float64]:
-    """Values as the file's window shows them, 0 to 1 (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3)."""
+    """Values mapped to 0..1 by the file's window (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3)."""
     centre, width = _window(file) or (0.5, 1.0)
     kind = str(file.get("VOILUTFunction") or "LINEAR")
     if kind == "SIGMOID":
@@ -147,7 +147,7 @@ def _windowed(values: NDArray[np.float64], file: Any) -> NDArray[np.float64]:
 
 
 def is_series(files: Sequence[Path]) -> bool:
-    """Whether files are the slices of one series, two or more."""
+    """Whether files are two or more slices of one series."""
     if len(files) < 2 or any(path.suffix.lower() not in SUFFIXES for path in files):
         return False
     heads = [_head_of(path) for path in files]
@@ -167,12 +167,12 @@ def _head(path: Path) -> Any:
     pydicom = _library()
     try:
         return pydicom.dcmread(path, stop_before_pixels=True)
-    except Exception as error:  # the library's are many
+    except Exception as error:  # the library raises many types
         raise UserError("is DICOM that cannot be read") from error
 
 
 def _depth(path: Path) -> tuple[float, int, str]:
-    """Where a slice lies along the series' normal, or which of its slices it is."""
+    """A slice's position along the series' normal, or its number in the series."""
     head = _head(path)
     if "ImagePositionPatient" in head and "ImageOrientationPatient" in head:
         along = np.cross(*np.reshape(np.asarray(head.ImageOrientationPatient, dtype=float), (2, 3)))

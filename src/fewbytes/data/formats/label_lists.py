@@ -31,14 +31,14 @@ from fewbytes.data.table_files import is_table, read_columns
 UNCERTAIN = -1.0  # CheXpert's mark
 MARKS = {"0": 0.0, "false": 0.0, "1": 1.0, "true": 1.0, "-1": UNCERTAIN}
 PATIENT = re.compile(r"(?:patient|subject|person|case)[ _-]?\d+", re.IGNORECASE)
-"""A folder of the pictures of one patient is called so."""
+"""The pattern of names of folders with the pictures of one patient."""
 Uncertain = Literal["refuse", "zero", "one", "drop"]
 
 
 @dataclass(frozen=True)
 class LabelList:
-    """A table whose column `naming` names images: of each row that which was `found`, if it is there. `learnt`: the
-    columns that hold labels; none if it does not follow from the table which."""
+    """A table whose column `naming` names images: `found` is each row's image, if it exists. `learnt`: the columns with
+    labels; none if the table does not determine them."""
 
     path: Path
     table: Table
@@ -48,8 +48,8 @@ class LabelList:
 
 
 def label_lists(folder: Path, schema: Schema | None = None) -> dict[str, LabelList]:
-    """The tables at the top of a folder that name images below it, by split: `train` and possibly `test`; nothing if
-    none does. Raises UserError if several may be meant, and as `read_columns`."""
+    """The tables at the top of a folder that name images below it, by split: `train` and possibly `test`; empty without
+    any. Raises UserError if they are ambiguous, and as `read_columns`."""
     how = msgspec.structs.replace(schema or Schema(), learns=None, numbers={}, categories={})
     paths = [path for path in sorted(folder.glob("*")) if not is_stray(path) and is_table(path)]
     if not paths or not (images := images_by_name(folder)):
@@ -70,9 +70,9 @@ def label_lists(folder: Path, schema: Schema | None = None) -> dict[str, LabelLi
 
 
 def classes_by_folders(lists: Mapping[str, LabelList]) -> bool:
-    """Whether the folders of images are their classes though tables name them: of each table a column says the names of
-    these folders. Raises UserError if none does and folders may still be the classes, or it does not follow from the
-    table what is learnt."""
+    """Whether the images' folders are their classes although tables name the images: a column of each table repeats the
+    folders' names. Raises UserError if no column does, but folders may still be the classes, or if the target is
+    ambiguous."""
     first = lists["train"]
     folders = _folders(first)
     if first.learnt and len({*folders}) < 2:
@@ -83,10 +83,10 @@ def classes_by_folders(lists: Mapping[str, LabelList]) -> bool:
 
 
 def _names_folders(each: LabelList) -> bool:
-    """Whether a column says of each image the name of a folder that it lies in."""
+    """Whether a column has, for each image, the name of a folder that contains it."""
     folders = _folders(each)
     for place in each.table.names.values():
-        with suppress(pa.ArrowException):  # of values that are no texts
+        with suppress(pa.ArrowException):  # for values that are no texts
             texts = [text.strip().casefold() for text in as_texts(each.table.data.column(place))]
             rows = zip(texts, folders, each.found, strict=True)
             if all(text in parts for text, parts, path in rows if path):
@@ -95,8 +95,7 @@ def _names_folders(each: LabelList) -> bool:
 
 
 def _folders(each: LabelList) -> list[tuple[str, ...]]:
-    """The folders that each row's image lies in, in small letters, but those that name splits, and `images`; nothing
-    for those of a patient."""
+    """The folders of each row's image, in lower case, except `images`, names of splits, and patients' folders."""
     within = [path.relative_to(each.path.parent).parts[:-1] if path else () for path in each.found]
     among = _splits_by_level(within)
     return [
@@ -108,14 +107,14 @@ def _folders(each: LabelList) -> list[tuple[str, ...]]:
 
 
 def _splits_by_level(within: Sequence[tuple[str, ...]]) -> list[dict[str, tuple[str, str]]]:
-    """Of folders in folders by level, the names that mean splits."""
+    """By level of folders, the names that mean splits."""
     deepest = max(map(len, within), default=0)
     return [splits_among({parts[k] for parts in within if len(parts) > k}) for k in range(deepest)]
 
 
 def _published(folder: Path, found: Sequence[Path], kept: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
-    """Which of the rows that count are for training and for testing, by the outermost folders of their images that say
-    so; nothing if these do not say both."""
+    """The used rows for training and for testing, by the outermost folders of their images that name splits; empty
+    unless both occur."""
     within = [path.relative_to(folder).parts[:-1] if keep else () for path, keep in zip(found, kept, strict=True)]
     among = _splits_by_level(within)
     splits = np.array([next((among[k][n][0] for k, n in enumerate(each) if n in among[k]), "") for each in within])
@@ -124,7 +123,7 @@ def _published(folder: Path, found: Sequence[Path], kept: NDArray[np.bool_]) -> 
 
 
 def _unclear(each: LabelList, folders: Sequence[tuple[str, ...]]) -> UserError:
-    """What to raise for a table that names images, of which it does not follow what is learnt."""
+    """The error for a table that names images if its target is ambiguous."""
     others = [name for name in each.table.names if name != each.naming]
     remedy = "say which is learnt (--target COLUMN)"
     if any(folders):
@@ -138,16 +137,15 @@ def _unclear(each: LabelList, folders: Sequence[tuple[str, ...]]) -> UserError:
 def read_label_lists(
     name: str, folder: Path, size: int | None, schema: Schema | None = None, uncertain: Uncertain = "refuse"
 ) -> Dataset:
-    """The data set in a folder of images, whose labels stand in tables beside them.
+    """Read the data set in a folder of images with their labels in tables.
 
-    One column names the images, by their path or name, with a suffix or without. The columns learnt are the schema's
-    target; by default all others whose values are 0, 1, nothing or -1, or the only other one. One column of texts or
-    whole numbers is of classes; several, of which each row has a single 1, are classes, too (ISIC); others are labels,
-    of which any may hold, and nothing stands for 0 (CheXpert), as it does in a single one of them. Of one table, images
-    in folders called train and test, or alike, are for training and for testing. Of labels that are `uncertain`, -1, is
-    said whether they are 0, 1, or their rows left out. None of the values of the schema's group, and no patient whose
-    folder is called so, is both in training and in a test split that is split off. Raises UserError for a row whose
-    image is not there, and for numbers that are no classes.
+    One column names the images, by path or name, with a suffix or without. The columns to learn are the schema's
+    target; by default all others whose values are 0, 1, -1 or empty, or the only other one. One column of texts or
+    whole numbers has classes. Several columns with a single 1 per row are classes, too (ISIC). Others are independent
+    labels, where empty means 0 (CheXpert), as in a single column among them. If there is one table, images in folders
+    called train and test, or similar, are for training and for testing. `uncertain` labels, -1, become 0 or 1, or their
+    rows are dropped. If a test split is split off, no value of the schema's group, and no patient with a folder, is in
+    both splits. Raises UserError for a row without its image, and for numbers that are no classes.
     """
     how = schema or Schema()
     lists = label_lists(folder, how)
@@ -204,8 +202,8 @@ def read_label_lists(
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What columns of labels mean: one "column" of classes; one "mark", 0 or 1, whose empty values are 0 if it stands
-    among others; "one-hot" columns, one a class; or "labels" of which any may hold."""
+    """The meaning of label columns: one "column" of classes; one "mark", 0 or 1, where empty means 0 if there are other
+    marks; "one-hot" columns, one per class; or independent "labels"."""
 
     columns: tuple[str, ...]
     kind: Literal["column", "mark", "one-hot", "labels"]
@@ -214,7 +212,7 @@ class _Meaning:
 
     @classmethod
     def of(cls, each: LabelList, schema: Schema) -> _Meaning:
-        """Read off the training table. Raises UserError for what is no label."""
+        """The meaning of the training table's columns. Raises UserError for values that are no labels."""
         table, columns = each.table, each.learnt
         if len(columns) > 1:
             every = _all_marks(table, columns)
@@ -229,12 +227,11 @@ class _Meaning:
     def words(self) -> str:
         """For people."""
         if self.kind == "labels":
-            return f"{len(self.columns)} labels of which any may hold ({listed(self.columns, 5)})"
+            return f"{len(self.columns)} independent labels ({listed(self.columns, 5)})"
         return f"{len(self.classes)} classes ({listed(self.classes, 5)})"
 
     def values(self, table: Table, uncertain: Uncertain) -> tuple[NDArray[Any], NDArray[np.bool_], list[str]]:
-        """What rows have, (n,) class numbers or (n, labels) of 0 and 1; which rows count; and what was done, in
-        words."""
+        """The rows' values, (n,) class numbers or (n, labels) of 0 and 1; a mask of the used rows; and notes."""
         if self.kind == "column":
             return self._class_numbers(table)
         marks = _all_marks(table, self.columns)
@@ -262,15 +259,15 @@ class _Meaning:
     def _class_numbers(self, table: Table) -> tuple[NDArray[Any], NDArray[np.bool_], list[str]]:
         codes, texts = table.categories(self.columns[0])
         if unknown := sorted({*texts} - {*self.classes}):
-            what = f"has classes that the training table has not: {listed(unknown)}"
-            raise refused(table.where, what, "", "has classes that the training table has not")
+            what = f"has classes that the training table lacks: {listed(unknown)}"
+            raise refused(table.where, what, "", "has classes that the training table lacks")
         number = {text: i for i, text in enumerate(self.classes)}
         empty = codes < 0
         values = np.array([*(number[text] for text in texts), 0])[codes]
         return values, ~empty, [_left_out(empty)] if empty.any() else []
 
     def split(self, x: NDArray[Any], values: NDArray[Any]) -> Split:
-        """Images with what is learnt of them."""
+        """Images with their targets."""
         if self.kind != "labels":
             return Split(x, torch.from_numpy(values.astype(np.int64)))
         first = np.where(values.any(axis=1), values.argmax(axis=1), values.shape[1])
@@ -286,7 +283,7 @@ def _classes(table: Table, name: str) -> tuple[str, ...]:
     """The classes of a column, in order. Raises UserError for measured numbers, and for names of rows."""
     codes, texts = table.categories(name)
     if table.kind(name) == "numbers" and (table.numbers(name) % 1 > 0).any():
-        what = "has numbers that are no whole ones, and images with a table of labels are learnt by classes"
+        what = "has numbers that are no whole ones, and images with a table of labels need classes"
         raise table.refused(name, what, "put them into classes, or give arrays (.npz), whose labels may be numbers")
     if len(texts) > max(int((codes >= 0).sum()) / 2, FEW):
         what = f"has {len(texts)} different values in {len(table)} rows, too many for classes"
@@ -306,7 +303,7 @@ def _marks(table: Table, name: str) -> NDArray[np.float64] | None:
 
 
 def _all_marks(table: Table, names: Sequence[str]) -> NDArray[np.float64]:
-    """Columns of marks, (n, columns). Raises UserError for one that is none."""
+    """Columns of marks, (n, columns). Raises UserError for another column."""
     columns = []
     for name in names:
         table.column(name)  # is there
@@ -317,35 +314,34 @@ def _all_marks(table: Table, names: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _marked(table: Table, names: Sequence[str]) -> list[str]:
-    """The columns whose values are all marks: 0, 1, nothing or uncertain."""
+    """The columns with marks only: 0, 1, empty or uncertain."""
     return [name for name in names if _marks(table, name) is not None]
 
 
 def _others(table: Table, naming: str, schema: Schema) -> list[str]:
-    """The columns that may be learnt."""
+    """The columns that may be targets."""
     return [name for name in table.names if name not in (naming, schema.group, *index_columns(table))]
 
 
-# Whose images are kept together ---------------------------------------------------------------------------------------
+# Groups of images -----------------------------------------------------------------------------------------------------
 
 
 def _groups(each: LabelList, schema: Schema, paths: Sequence[Path], kept: NDArray[np.bool_]) -> list[str]:
-    """The group of each image that counts: the value of the schema's column, or the patient of its path; nothing if
-    neither is there."""
+    """Each used image's group: the value of the schema's column, or the patient in its path; empty without both."""
     if schema.group:
         if schema.group not in each.table.names:
             raise no_column(each.table.where, schema.group, [*each.table.names], "name one that is there (--group)")
         codes, texts = each.table.categories(schema.group)
         if (nothing := kept & (codes < 0)).any():
             remedy = "fill it in, as rows are grouped by it (--group)"
-            raise each.table.wrong(schema.group, nothing, "stands there", remedy)
+            raise each.table.lacking(schema.group, nothing, remedy)
         return [texts[code] for code in codes[kept]]
     patients = [next((part for part in path.parts if PATIENT.fullmatch(part)), "") for path in paths]
     return patients if "" not in patients else []
 
 
 def _split_off(whole: Split, groups: list[str], schema: Schema) -> tuple[Split, Split, list[str]]:
-    """(training, test, what to say) of all samples."""
+    """(training, test, notes) from all samples."""
     if groups and (schema.group or len({*groups}) > 1):
         train, test = split_off_test(whole, groups)
         if len(test):
@@ -361,7 +357,7 @@ def _split_off(whole: Split, groups: list[str], schema: Schema) -> tuple[Split, 
 
 
 def _label_list(path: Path, schema: Schema, images: Images) -> LabelList | None:
-    """The table as a list of images, if it is one that may be learnt from."""
+    """The table as a list of images, if it names images and has columns to learn."""
     table = read_columns(path, schema)
     if any(pa.types.is_integer(field.type) for field in table.data.schema):  # names of images may begin with zeros
         table = read_columns(path, msgspec.structs.replace(schema, categories=dict.fromkeys(table.names, ())))
@@ -383,9 +379,9 @@ def _all_found(each: LabelList) -> list[Path]:
         row = each.found.index(None)
         missing = each.table.column(each.naming)[row].as_py()
         raise UserError(
-            f"{each.path}, row {row + 1}: there is no image, or more than one, {missing!r} below its folder, and "
-            f"{each.found.count(None) - 1} more are missing: add them, or take their rows out",
-            public=f"{each.found.count(None)} images that a table names are not there",
+            f"{each.path}, row {row + 1}: there is no unique image {missing!r} below its folder, and "
+            f"{each.found.count(None) - 1} more are missing: add them, or remove their rows",
+            public=f"{each.found.count(None)} images that a table names are missing",
         )
     return [path for path in each.found if path is not None]
 

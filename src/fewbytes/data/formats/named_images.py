@@ -1,4 +1,4 @@
-"""Which images below a folder a table's column names: by their path, the end of it, or their name."""
+"""Finds the images that a table's column names: by their path, its end, or their name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Images = Mapping[str, Path]
 
 
 def naming_column(table: Table, images: Images) -> tuple[str, list[Path | None]]:
-    """The column that names most images, and for each row its image, if it is there; of whole numbers, which may mean
-    anything, most must be names."""
+    """The column that names most images, and each row's image if it exists. In a column of whole numbers, which may
+    mean anything, most must be names."""
     best, most = ("", list[Path | None]()), 0
     for name, place in table.names.items():
-        with suppress(pa.ArrowException):  # of values that are no texts
+        with suppress(pa.ArrowException):  # for values that are no texts
             texts = [plain(t) if "." in t and is_number(t) else t for t in as_texts(table.data.column(place))]
             found = [_found(text, images) for text in texts]
             count, different = len({*found} - {None}), {*texts}
@@ -34,12 +34,12 @@ def naming_column(table: Table, images: Images) -> tuple[str, list[Path | None]]
 
 
 def as_texts(column: pa.ChunkedArray) -> list[str]:
-    """A column's values as text, empty where there is none. Raises pyarrow.ArrowException for what is none."""
+    """A column's values as text, empty if missing. Raises pyarrow.ArrowException for other types."""
     return [text or "" for text in column.cast(pa.large_string()).to_pylist()]
 
 
 def _found(value: str, images: Images) -> Path | None:
-    """The image of that path, of the end of that path, or of that name."""
+    """The image with that path, path's end, or name."""
     key = value.strip().lower().replace("\\", "/")
     parts = key.split("/")
     ends = ("/".join(parts[i:]) for i in range(len(parts) - 1))
@@ -47,7 +47,7 @@ def _found(value: str, images: Images) -> Path | None:
 
 
 def images_by_name(folder: Path) -> dict[str, Path]:
-    """The images below a folder by their path in it, and by their name, with suffix and without, unless two have it."""
+    """The images below a folder by their path in it, and by their name, with suffix and without, if it is unique."""
     names: dict[str, list[Path]] = {}
     paths: dict[str, Path] = {}
     suffixes = sorted((*SUFFIXES, *dicom.SUFFIXES, *nifti.SUFFIXES), key=len, reverse=True)

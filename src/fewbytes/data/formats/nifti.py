@@ -1,4 +1,4 @@
-"""NIfTI: volumes, their axes turned to the body's, their values as slope and intercept say."""
+"""NIfTI: volumes with axes in the body's order, and values scaled by slope and intercept."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SUFFIXES = (".nii", ".nii.gz")
 
 
 def is_nifti(path: Path) -> bool:
-    """Whether a file is called as NIfTI."""
+    """Whether a file has NIfTI's suffix."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def read_nifti(path: Path) -> NDArray[np.float32]:
-    """A volume (x, y, z, channels) of the values as they are, its axes from left to right, back to front and down to
-    up, whatever order the file has them in. Raises UserError, without the file's name."""
+    """A volume (x, y, z, channels) of scaled values, with axes from left to right, back to front and down to up,
+    whatever the file's order. Raises UserError, without the file's name."""
     if not is_installed("nibabel"):
         raise UserError("is NIfTI, which needs nibabel: pip install 'fewbytes[medical]'")
     nibabel: Any = importlib.import_module("nibabel")
@@ -34,6 +34,6 @@ def read_nifti(path: Path) -> NDArray[np.float32]:
         values = np.asarray(nibabel.as_closest_canonical(image).dataobj, dtype=np.float32)
     except UserError:
         raise
-    except Exception as error:  # the library's are many
+    except Exception as error:  # the library raises many types
         raise UserError(f"is NIfTI that cannot be read ({type(error).__name__})") from error
     return np.ascontiguousarray(values if values.ndim == 4 else values[..., None])

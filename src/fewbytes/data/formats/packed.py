@@ -1,4 +1,4 @@
-"""Files packed by gzip, zip or Zstandard, unpacked no further than memory should hold."""
+"""Files compressed by gzip, zip or Zstandard, decompressed within a limit of memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PIECE = 1 << 22
 
 
 def unpacked(path: Path) -> bytes:
-    """The content of a packed file: of a zip file that of its one file. Raises UserError for what is no such file, is
-    damaged or unpacks to too much."""
+    """The content of a compressed file, for zip of its only file. Raises UserError for a file that is none, is damaged
+    or expands too much."""
     try:
         match path.suffix.lower():
             case ".gz":

@@ -16,8 +16,8 @@ from fewbytes.data.schema import Schema, refused
 
 
 def read(path: Path, schema: Schema) -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
-    """The columns of the sheet that the schema names, or of the first, whose first row has the columns' names. Raises
-    UserError without the extra, for what is no such file, and for a sheet there is not."""
+    """The columns of the sheet that the schema names, or of the first; the first row has the names. Raises UserError
+    without the extra, for a file that is no sheet, and for a missing sheet."""
     if not is_installed("python_calamine"):
         what, remedy = "is read by python-calamine", "pip install 'fewbytes[tables]'"
         raise refused(str(path), what, remedy)
@@ -50,7 +50,7 @@ def read(path: Path, schema: Schema) -> tuple[pa.Table, tuple[str, ...], tuple[s
 
 
 def _column(cells: list[Any]) -> pa.Array:
-    """Cells as numbers, booleans or times where all are, else as text; empty ones are missing."""
+    """Cells as numbers, booleans or times if all are, else as text; empty ones are missing."""
     values = [None if cell == "" else cell for cell in cells]
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int, float}:

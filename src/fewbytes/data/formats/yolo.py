@@ -1,5 +1,5 @@
-"""YOLO's folders: images, and for each a text with a line an object: class, centre x, y, width and height as parts of
-the image's sides."""
+"""YOLO's folders: images, each with a text that has a line per object: class, centre x, centre y, width and height as
+fractions of the image's sides."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fewbytes.data.images import ORIENTATION, SIDEWAYS, wrong_image
 
 NAMES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 
-Places = dict[str, tuple[Path, Path]]  # by split where images are, and their labels
+Places = dict[str, tuple[Path, Path]]  # by split the folders of images and of labels
 
 
 def yolo_places(folder: Path) -> Places:
-    """Where the splits of YOLO's folders are: `images/train` with `labels/train`, `train/images` with `train/labels`,
-    `images` with `labels`, or `train` with both; nothing if the folder is none of these."""
+    """The folders of YOLO's splits: `images/train` with `labels/train`, `train/images` with `train/labels`, `images`
+    with `labels`, or `train` with both; empty if the folder is none of these."""
     found: Places = {}
     for place in (*subfolders(folder / "images"), *subfolders(folder)):
         split, images = split_of(place.name), place / "images" if place.parent == folder else place
         labels = place / "labels" if place.parent == folder else folder / "labels" / place.name
         if split is not None and images.is_dir() and any(labels.glob("*.txt")):
             found.setdefault(split, (images, labels))
-    for place in subfolders(folder):  # Darknet's, labels beside images
+    for place in subfolders(folder):  # Darknet's layout, with labels beside images
         if (split := split_of(place.name)) is not None and any(map(_has_label, place.iterdir())):
             found.setdefault(split, (place, place))
     if not found and any((folder / "labels").glob("*.txt")) and (folder / "images").is_dir():
@@ -44,8 +44,8 @@ def _has_label(path: Path) -> bool:
 
 
 def read_yolo(name: str, folder: Path, size: int) -> Dataset:
-    """The data set in a folder as `read_coco` gives it; without a test split a fixed fifth of the images is for
-    testing. Raises UserError for what is no label, and for a class without a name."""
+    """Read the data set in a folder as `read_coco` does; without a test split a fixed fifth of the images is for
+    testing. Raises UserError for invalid labels, and for a class without a name."""
     places = yolo_places(folder)
     test = next((split for split in TEST_NAMES if split in places), None)
     names = _names(folder)
@@ -96,7 +96,7 @@ def _line(path: Path, number: int, line: str, classes: int) -> tuple[int, float,
 
 
 def _size(path: Path) -> tuple[int, int]:
-    """Width and height as `read_image` gives them."""
+    """Width and height as in `read_image`."""
     try:
         with Image.open(path) as image:
             width, height = image.size
@@ -106,7 +106,7 @@ def _size(path: Path) -> tuple[int, int]:
 
 
 def _names(folder: Path) -> tuple[str, ...]:
-    """The classes' names: lines, or in YAML `names`. Raises UserError for none, and for a number without a name."""
+    """The class names: lines, or in YAML `names`. Raises UserError for none, and for a number without a name."""
     path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
     if path is None:
         raise UserError(
@@ -139,7 +139,7 @@ def _names(folder: Path) -> tuple[str, ...]:
 
 
 def _yaml_names(text: str) -> list[tuple[str, str]]:
-    """What YAML's `names` lists, (number or nothing, name): a line each, or in brackets."""
+    """YAML's list `names`, (number or nothing, name): a line each, or in brackets."""
     text = "\n".join(re.sub(r"(^|\s)#.*", "", line) for line in text.splitlines())
     if in_brackets := re.search(r"^names:\s*[\[{]([^\]}]*)[\]}]", text, re.M):
         items = re.findall(r"""(?:'[^']*'|"[^"]*"|[^,'"])+""", in_brackets[1])
