@@ -1,0 +1,191 @@
+"""Versions of a model to many receivers: each gets what changed since what it holds, or all of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from fewbytes.base.errors import FrameError, UserError
+from fewbytes.codec.coder import LIMIT, check_bits, decoded, same
+from fewbytes.codec.states import AnyState, Exact, Packable, base_of_state, exact_names, packable, unpackable
+from fewbytes.wire import Layout, Lossy, pack, pack_state, payload, unpack, unpack_state
+
+
+@payload
+class Update:
+    """What travels: the last `frames` up to a `version` of a stream, or one whole message."""
+
+    stream: str
+    version: int
+    whole: bool
+    frames: list[bytes]
+
+
+@dataclass
+class Sender:
+    """What a stream keeps: its version, the kind of its state, the state that receivers have, as an encoded message,
+    and the differences that led to it, the last one last."""
+
+    name: str
+    version: int
+    held: bytes
+    steps: list[bytes]
+    receivers: dict[str, int]
+
+
+@dataclass
+class Receiver:
+    """What a decoder keeps: the stream it follows, its version, and that version as an encoded message."""
+
+    stream: str
+    version: int
+    held: bytes
+
+
+class Stream:
+    """The sender's side: `advance` makes a version of a state, and `message` brings one receiver to it.
+
+    `bits`, `exact`: as in `Encoder`, for differences; the first message is whole and exact. What rounding lost is in
+    the difference to the next version. Receivers are named by anything hashable with a distinct `str`.
+
+    >>> import torch
+    >>> from fewbytes.codec import Decoder, Stream
+    >>> stream, decoder, model = Stream(bits=1), Decoder(), torch.nn.Linear(300, 10)
+    >>> held = stream.advance(model.state_dict())
+    >>> first = stream.message("hospital 3")
+    >>> received = decoder.decode(first)
+    >>> stream.received("hospital 3", decoder.version)
+    >>> held = stream.advance({name: value + torch.randn_like(value) / 100 for name, value in received.items()})
+    >>> second = stream.message("hospital 3")
+    >>> all(torch.equal(value, held[name]) for name, value in decoder.decode(second).items())
+    True
+    >>> len(second) < len(first) / 8
+    True
+    """
+
+    def __init__(self, bits: float | None = None, *, exact: Exact = None) -> None:
+        self._rate, self._exact = check_bits(bits), exact
+        self._kept = Sender(secrets.token_hex(8), 0, b"", [], {})
+        self._given: Packable | None = None
+        self._now: Packable | None = None
+        self._whole = b""
+
+    @property
+    def version(self) -> int:
+        """The number of the last version; 0: there is none."""
+        return self._kept.version
+
+    @property
+    def held(self) -> Any:
+        """The last version, as receivers have it: what replies are coded against."""
+        if self._now is None:
+            raise UserError("the stream has no version yet: call advance first")
+        return unpackable(self._now)
+
+    def advance(self, state: AnyState) -> Any:
+        """Make a state the next version; returns it as receivers will have it. A state equal to the last one makes no
+        version. One of other names, types or shapes is sent whole."""
+        packed = packable(state)
+        if self._given is not None and same(packed, self._given):
+            return self.held
+        kept, before = self._kept, self._now
+        if before is None or type(before) is not type(packed) or _layout(before) != _layout(packed):
+            self._now, kept.steps = decoded(bytes(pack(packed)), None), []
+        else:
+            lossy = Lossy(self._rate, exact_names(packed, self._exact)) if self._rate else None
+            frame = bytes(pack(packed, layout=_layout(before), base=base_of_state(before), lossy=lossy))
+            self._now = decoded(frame, before)
+            kept.steps.append(frame)
+        self._given = decoded(bytes(pack(packed, coded=False)), None)
+        kept.version, self._whole = kept.version + 1, b""
+        while sum(map(len, kept.steps)) > self._now.values.counted().value_bytes:
+            kept.steps.pop(0)
+        return self.held
+
+    def message(self, receiver: Hashable) -> bytes:
+        """What brings a receiver to the last version: the differences that it lacks, or all of it."""
+        kept = self._kept
+        behind = kept.version - kept.receivers.get(str(receiver), -kept.version)
+        frames = kept.steps[len(kept.steps) - behind :]
+        if not 0 <= behind <= len(kept.steps) or sum(map(len, frames)) > len(self._message()):
+            return bytes(pack(Update(kept.name, kept.version, True, [self._message()]), coded=False))
+        return bytes(pack(Update(kept.name, kept.version, False, frames), coded=False))
+
+    def received(self, receiver: Hashable, version: int) -> None:
+        """A receiver has confirmed that it holds a version."""
+        self._kept.receivers[str(receiver)] = version
+
+    def forget(self, receiver: Hashable) -> None:
+        """What a receiver holds is not known any more: it gets the next message whole."""
+        self._kept.receivers.pop(str(receiver), None)
+
+    def state(self) -> bytes:
+        """What to save, to go on after a restart: see `load`."""
+        self._kept.held = b"" if self._now is None else self._message()
+        return bytes(pack_state(self._kept))
+
+    def load(self, data: bytes) -> None:
+        """Resume from what `state` returned. Raises DecodeError if it is damaged."""
+        self._kept = unpack_state(Sender, data)
+        self._now, self._given, self._whole = (
+            (decoded(self._kept.held, None, 1 << 62), None, self._kept.held) if (self._kept.held) else (None, None, b"")
+        )
+
+    def _message(self) -> bytes:
+        """The last version, whole."""
+        if self._now is None:
+            raise UserError("the stream has no version yet: call advance first")
+        self._whole = self._whole or bytes(pack(self._now))
+        return self._whole
+
+
+class Decoder:
+    """The receiver's side of a `Stream`: it holds the last version.
+
+    `limit`: the most bytes that a decoded state may take.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._kept = Receiver("", 0, b"")
+        self._now: Packable | None = None
+
+    @property
+    def version(self) -> int:
+        """The number of the version that this receiver holds, to confirm to the sender; 0: none."""
+        return self._kept.version
+
+    def decode(self, data: bytes) -> Any:
+        """The state that a message leads to. Raises DecodeError, of code `base` if the message needs a version not
+        held here: have the sender `forget` this receiver, and send again. What is held stays then."""
+        update = unpack(Update, data, limit=self._limit)
+        version, now, new = self._kept.version, self._now, update.frames
+        if update.whole:
+            if len(new) != 1:
+                raise FrameError("type", "a whole message has one frame")
+            now = decoded(new[0], None, self._limit)
+        else:
+            first = update.version - len(new)
+            if update.stream != self._kept.stream or now is None or not first <= version <= update.version:
+                raise FrameError("base", "the message is coded against a version that this receiver does not hold")
+            for frame in new[version - first :]:
+                now = decoded(frame, now, self._limit)
+        self._kept = Receiver(update.stream, update.version, b"")
+        self._now = now
+        return unpackable(now)
+
+    def state(self) -> bytes:
+        """What to save, to go on after a restart: see `load`."""
+        held = b"" if self._now is None else bytes(pack(self._now, coded=False))
+        return bytes(pack_state(Receiver(self._kept.stream, self._kept.version, held)))
+
+    def load(self, data: bytes) -> None:
+        """Resume from what `state` returned. Raises DecodeError if it is damaged."""
+        self._kept = unpack_state(Receiver, data)
+        self._now = decoded(self._kept.held, None, 1 << 62) if self._kept.held else None
+
+
+def _layout(packed: Packable) -> Layout:
+    return Layout.of(packed.values.dense())

@@ -1,0 +1,178 @@
+"""A stream to many receivers over links that lose messages, ends that restart, and bytes that were tampered with."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewbytes.base.errors import UserError
+from fewbytes.codec import DecodeError, Decoder, Stream
+
+EVENTS = ["send", "lost", "unconfirmed", "restart", "gone"]
+
+
+def state(seed: int, size: int = 400) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"w": torch.randn(size, generator=generator), "norm.running_mean": torch.rand(3, generator=generator)}
+
+
+def moved(held: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    return {name: value + 0.01 * state(seed)[name] for name, value in held.items()}
+
+
+def equal(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([None, 0.5, 2.0]),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["send", "lost", "unconfirmed", "restart", "gone"])), max_size=25
+    ),
+)
+def test_whatever_is_lost_a_receiver_ends_with_what_the_stream_says(bits, events):
+    """Receivers get messages, lose them, get them without the sender hearing of it, restart with or without their
+    state; each message that is decoded leads to the stream's version, and none that cannot be decoded goes unseen."""
+    stream, receivers, model = Stream(bits), [Decoder() for _ in range(3)], state(0)
+    for n, (i, event) in enumerate(events):
+        model = stream.advance(moved(model, n))
+        if event == "gone":
+            receivers[i] = Decoder()
+        if event == "restart":
+            saved = receivers[i].state()
+            receivers[i] = Decoder()
+            receivers[i].load(saved)
+        if event == "lost":
+            stream.message(i)
+            continue
+        try:
+            got = receivers[i].decode(stream.message(i))
+        except DecodeError:
+            assert receivers[i].version == 0
+            stream.forget(i)
+            got = receivers[i].decode(stream.message(i))
+        assert equal(got, stream.held)
+        assert receivers[i].version == stream.version
+        if event != "unconfirmed":
+            stream.received(i, receivers[i].version)
+
+
+def test_differences_are_small_and_a_model_sent_again_costs_nothing():
+    stream, decoder = Stream(0.5), Decoder()
+    held = stream.advance(state(0, 40_000))
+    whole = stream.message("a")
+    decoder.decode(whole)
+    stream.received("a", 1)
+    new = {name: value + torch.randn_like(value) / 100 for name, value in held.items()}
+    stream.advance(new)
+    assert len(stream.message("a")) < len(whole) / 20
+    decoder.decode(stream.message("a"))
+    stream.received("a", decoder.version)
+    stream.advance(new)
+    assert stream.version == 2
+    assert len(stream.message("a")) < 250
+    assert equal(decoder.decode(stream.message("a")), stream.held)
+
+
+def test_what_rounding_lost_is_in_the_next_difference():
+    stream, decoder, target = Stream(1), Decoder(), state(1)
+    decoder.decode((stream.advance(state(0)), stream.message(0))[1])
+    errors = []
+    for n in range(6):
+        stream.received(0, decoder.version)
+        stream.advance({name: value + (0.0 if name != "norm.running_mean" else n) for name, value in target.items()})
+        errors.append(float((decoder.decode(stream.message(0))["w"] - target["w"]).norm()))
+    assert errors[-1] < errors[0] / 10
+
+
+def test_who_missed_versions_gets_them_or_the_whole():
+    stream, model = Stream(1), state(0, 20_000)
+    model, late = stream.advance(model), Decoder()
+    late.decode(stream.message("late"))
+    stream.received("late", 1)
+    sizes = []
+    for _ in range(30):
+        model = stream.advance({name: value + 0.01 * torch.randn_like(value) for name, value in model.items()})
+        sizes.append(len(stream.message("late")))
+    whole = len(stream.message("newcomer"))
+    assert sizes[3] < whole / 4
+    assert max(sizes) <= whole
+    assert sizes[-1] == whole
+    assert equal(late.decode(stream.message("late")), model)
+
+
+@pytest.mark.parametrize("other", [{"w": torch.zeros(3)}, {"v": torch.zeros(400)}, {"w": torch.zeros(400).half()}])
+def test_another_model_is_sent_whole(other):
+    stream, decoder = Stream(1), Decoder()
+    stream.advance(state(0))
+    decoder.decode(stream.message(0))
+    stream.received(0, 1)
+    stream.advance(other)
+    assert equal(decoder.decode(stream.message(0)), other)
+    assert decoder.version == 2
+
+
+def test_arrays_travel_in_streams():
+    stream, decoder, arrays = Stream(), Decoder(), [np.ones(3), np.arange(4)]
+    stream.advance(arrays)
+    decoder.decode(stream.message(0))
+    stream.received(0, 1)
+    arrays = [arrays[0] * 2, arrays[1]]
+    stream.advance(arrays)
+    for one, other in zip(decoder.decode(stream.message(0)), arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_stream_resumes_from_its_state():
+    stream, decoder = Stream(1), Decoder()
+    model = stream.advance(state(0))
+    decoder.decode(stream.message("a"))
+    stream.received("a", 1)
+    again = Stream(1)
+    again.load(stream.state())
+    assert (again.version, equal(again.held, model)) == (1, True)
+    again.advance(moved(model, 5))
+    assert equal(decoder.decode(again.message("a")), again.held)
+    with pytest.raises(DecodeError):
+        again.load(stream.state()[:-1])
+
+
+def test_a_stream_that_forgot_all_is_told_from_the_one_before():
+    """A server that starts again without its state counts versions from 1, too."""
+    decoder, old, new = Decoder(), Stream(1), Stream(1)
+    for n in range(3):
+        old.advance(state(n))
+    decoder.decode(old.message(0))
+    for n in range(3):
+        new.advance(state(n + 10))
+    new.received(0, decoder.version)
+    with pytest.raises(DecodeError) as refused:
+        decoder.decode(new.message(0))
+    assert refused.value.code == "base"
+
+
+def test_tampered_messages_change_nothing():
+    rng, stream, decoder = random.Random(1), Stream(1), Decoder()
+    model = stream.advance(state(0))
+    decoder.decode(stream.message(0))
+    stream.received(0, 1)
+    stream.advance(moved(model, 1))
+    data = stream.message(0)
+    for _ in range(1000):
+        bad = bytearray(data)
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        with pytest.raises(DecodeError):
+            decoder.decode(bytes(bad))
+    assert equal(decoder.decode(data), stream.held)
+
+
+def test_a_stream_without_a_version_says_so():
+    for ask in (lambda: Stream().held, lambda: Stream().message(0)):
+        with pytest.raises(UserError, match="advance"):
+            ask()

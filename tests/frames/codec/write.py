@@ -1,0 +1,50 @@
+"""Writes the golden messages of the codec. Run once for a new kind of message; existing files stay as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fewbytes.codec import Encoder, decode
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Write what is not there yet."""
+    generator = torch.Generator().manual_seed(5)
+    base = {
+        "layer.weight": torch.randn(8, 6, generator=generator),
+        "norm.running_var": torch.rand(6, generator=generator),
+        "norm.num_batches_tracked": torch.tensor(7),
+        "half": torch.randn(5, generator=generator).half(),
+        "brain": torch.randn(5, generator=generator).bfloat16(),
+        "flags": torch.tensor([True, False]),
+    }
+    state = {name: value + 1 if value.dtype != torch.bool else ~value for name, value in base.items()}
+    arrays = {"a": np.linspace(0, 1, 12).reshape(3, 4), "b": np.arange(4, dtype=np.int16)}
+    cases = {
+        "tensors.frame": (base, None, None), "difference.frame": (state, "tensors.frame", None),
+        "rounded.frame": (state, None, 2.0), "rounded-difference.frame": (state, "tensors.frame", 1.0),
+        "arrays.frame": (arrays, None, None), "numbered.frame": ([*arrays.values()], None, None),
+    }  # fmt: skip
+    index = {}
+    for name, (value, against, bits) in cases.items():
+        held = decode((HERE / against).read_bytes()) if against else None
+        if not (HERE / name).exists():
+            (HERE / name).write_bytes(Encoder(bits).encode(value, held))
+        got = decode((HERE / name).read_bytes(), held)
+        named = got if isinstance(got, dict) else {str(i): each for i, each in enumerate(got)}
+        index[name] = {
+            "base": against,
+            "layout": {key: [str(each.dtype).removeprefix("torch."), list(each.shape)] for key, each in named.items()},
+            "sums": [float(each.reshape(-1).sum()) for each in named.values()],
+        }
+    (HERE / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
