@@ -73,6 +73,11 @@ class Stream:
         self._whole = b""
 
     @property
+    def name(self) -> str:
+        """What tells this stream's versions from those of another."""
+        return self._kept.name
+
+    @property
     def version(self) -> int:
         """The number of the last version; 0: there is none."""
         return self._kept.version
@@ -86,12 +91,18 @@ class Stream:
 
     def advance(self, state: AnyState) -> Any:
         """Make a state the next version; returns it as receivers will have it. A state equal to the last one makes no
-        version. One of other names, types or shapes is sent whole."""
+        version. One of other names, types or shapes is sent whole, as is one with nothing in common with the last: its
+        difference from that is larger than itself."""
         packed = packable(state)
         if self._given is not None and same(packed, self._given):
             return self.held
         kept, before = self._kept, self._now
-        if before is None or type(before) is not type(packed) or _layout(before) != _layout(packed):
+        if (
+            before is None
+            or type(before) is not type(packed)
+            or _layout(before) != _layout(packed)
+            or (self._rate and _apart(packed, before))
+        ):
             self._now, kept.steps = decoded(bytes(pack(packed)), None), []
         else:
             lossy = Lossy(self._rate, exact_names(packed, self._exact)) if self._rate else None
@@ -176,6 +187,10 @@ class Decoder:
         self._now = now
         return unpackable(now)
 
+    def adopt(self, name: str, version: int, state: AnyState) -> None:
+        """Hold a version that came another way, such as in a plain message: the `name` and `version` of its stream."""
+        self._kept, self._now = Receiver(name, version, b""), packable(state)
+
     def state(self) -> bytes:
         """What to save, to go on after a restart: see `load`."""
         held = b"" if self._now is None else bytes(pack(self._now, coded=False))
@@ -189,3 +204,13 @@ class Decoder:
 
 def _layout(packed: Packable) -> Layout:
     return Layout.of(packed.values.dense())
+
+
+def _apart(packed: Packable, before: Packable) -> bool:
+    """Whether two states of one layout have nothing in common."""
+    size = difference = 0.0
+    for name, value in packed.values.dense().items():
+        if value.is_floating_point():
+            size += float(value.double().square().sum())
+            difference += float((value.double() - before.values.dense()[name].double()).square().sum())
+    return not difference <= size

@@ -1,0 +1,52 @@
+"""The bytes of a Flower app with encoded messages: a line per message in `bytes.jsonl`, one per round in the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from flwr.app import Message
+
+NAME = "bytes.jsonl"
+
+
+class ByteLedger:
+    """Counts the bytes of arrays as they travel (`up`, `down`), and as they would without encoding (`plain_up`,
+    `plain_down`)."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file = None if folder is None else folder / NAME
+        self.totals = {"up": 0, "down": 0, "plain_up": 0, "plain_down": 0}
+        """In bytes, of all messages so far."""
+        self._before = dict(self.totals)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def sent(self, message: Message, nbytes: int, plain: int) -> None:
+        """A message to a client."""
+        self._add("down", message.metadata.dst_node_id, message, nbytes, plain)
+
+    def received(self, message: Message, nbytes: int, plain: int) -> None:
+        """A client's reply."""
+        self._add("up", message.metadata.src_node_id, message, nbytes, plain)
+
+    def _add(self, way: str, node: int, message: Message, nbytes: int, plain: int) -> None:
+        self.totals[way] += nbytes
+        self.totals[f"plain_{way}"] += plain
+        if self._file is not None:
+            about = message.metadata
+            row = {"round": about.group_id, "kind": about.message_type, "node": str(node), "way": way}
+            with self._file.open("a") as file:
+                file.write(json.dumps(row | {"bytes": nbytes, "plain": plain}) + "\n")
+
+    def log(self, log: logging.Logger) -> None:
+        """A line on the bytes since the last one."""
+        now = {key: value - self._before[key] for key, value in self.totals.items()}
+        self._before = dict(self.totals)
+        log.info("fewbytes: %s up, %s down", *(_share(now[way], now[f"plain_{way}"]) for way in ("up", "down")))
+
+
+def _share(nbytes: int, plain: int) -> str:
+    times = f" ({plain / nbytes:.3g} times fewer)" if nbytes else ""
+    return f"{nbytes / 1e6:.3g} of {plain / 1e6:.3g} MB{times}"

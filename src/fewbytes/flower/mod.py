@@ -1,0 +1,133 @@
+"""A mod for any Flower ClientApp: model updates in few bytes. The server's half is `fewbytes.flower.few_grid`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from fewbytes.base.errors import FrameError
+from fewbytes.codec import Decoder, Encoder, decode
+from fewbytes.codec.coder import check_bits
+from fewbytes.codec.states import Exact
+from fewbytes.flower.records import KEY, Arrays, arrays_of, data_of, encoded, record_of, with_records
+
+Call = Callable[[Message, Context], Message]
+LOG = logging.getLogger("flwr.fewbytes")
+
+
+def fewbytes_mod(bits: float | None = None, *, exact: Exact = None) -> Callable[[Message, Context, Call], Message]:
+    """A mod that decodes what the server sends and encodes what this client replies.
+
+    `bits`: how many each value of a reply to a train message takes, about, as its difference from the model that the
+    server sent; what rounding loses is sent in later rounds. None: lossless. `exact`: arrays that are not rounded, as
+    in `fewbytes.codec.Encoder`. Without `compressed` on the server, messages pass through unchanged.
+
+    >>> from flwr.clientapp import ClientApp
+    >>> from fewbytes.flower.mod import fewbytes_mod
+    >>> app = ClientApp(mods=[fewbytes_mod(bits=0.5)])
+    """
+    check_bits(bits)
+
+    def mod(message: Message, context: Context, call_next: Call) -> Message:
+        if not message.has_content() or KEY not in message.content.config_records:
+            return call_next(message, context)
+        order, end = message.content.config_records[KEY], _End(context, bits, exact)
+        try:
+            received = end.received(message.content, order)
+        except FrameError as error:
+            LOG.info("fewbytes: this node needs the whole model (%s)", error)
+            return Message(RecordDict({KEY: ConfigRecord({"needs": "whole"})}), reply_to=message)
+        end.save()
+        records = {name: record_of(arrays) for name, arrays in received.items()}
+        message.content = with_records(message.content, records, None)
+        reply = call_next(message, context)
+        if reply.has_content():
+            rounded = message.metadata.message_type.partition(".")[0] == "train"
+            reply.content = end.reply(reply.content, received, rounded)
+            end.save()
+        return reply
+
+    return mod
+
+
+class _End:
+    """This node's end of a run: what it holds of the server's models, and what rounding lost of its replies. Both are
+    in the node's state, under one key."""
+
+    def __init__(self, context: Context, bits: float | None, exact: Exact) -> None:
+        self._context, self._bits, self._exact = context, bits, exact
+        kept: Mapping[str, Any] = context.state.config_records.get(KEY, {})
+        self.number = int(kept.get("number", 0))
+        self._decoders, self._encoders = self._loaded(kept)
+
+    def _loaded(self, kept: Mapping[str, Any]) -> tuple[dict[str, Decoder], dict[str, Encoder]]:
+        decoders: dict[str, Decoder] = {}
+        encoders: dict[str, Encoder] = {}
+        for key, data in kept.items():
+            half, _, name = key.partition(":")
+            if half == "decoder":
+                decoders[name] = Decoder()
+                decoders[name].load(bytes(data))
+            elif half == "encoder":
+                encoders[name] = self._encoder()
+                encoders[name].load(bytes(data))
+        return decoders, encoders
+
+    def _encoder(self) -> Encoder:
+        return Encoder(self._bits, exact=self._exact, averaged=True)
+
+    def received(self, content: RecordDict, order: ConfigRecord) -> dict[str, Arrays]:
+        """The arrays of a message by record. Raises FrameError if they need a version that this node does not hold."""
+        accepted = order.get("accepted", 0) == self.number
+        for encoder in self._encoders.values():
+            encoder.commit() if accepted else encoder.rollback()
+        found: dict[str, Arrays] = {}
+        for name, how in zip(_texts(order, "names"), _texts(order, "how"), strict=True):
+            record = content.array_records[name]
+            if how == "plain":
+                found[name] = arrays_of(record) or {}
+                stream, version = _texts(order, f"stream:{name}")
+                self._decoders.setdefault(name, Decoder()).adopt(stream, int(version), found[name])
+            elif how == "alone":
+                found[name] = decode(data_of(record))
+            else:
+                found[name] = self._decoders.setdefault(name, Decoder()).decode(data_of(record))
+        return found
+
+    def reply(self, content: RecordDict, received: Mapping[str, Arrays], rounded: bool) -> RecordDict:
+        """A reply's content with its arrays encoded: against the received model of the same layout, if there is one."""
+        records: dict[str, ArrayRecord] = {}
+        bases: list[str] = []
+        for name, record in content.array_records.items():
+            arrays = arrays_of(record)
+            if arrays is None:
+                continue
+            base = next((each for each, held in received.items() if _alike(arrays, held)), None)
+            if rounded and base is not None:
+                encoder = self._encoders.setdefault(name, self._encoder())
+                records[name] = encoded(encoder.encode(arrays, received[base]))
+            else:
+                records[name] = encoded(Encoder().encode(arrays, None if base is None else received[base]))
+            bases.append(base or "")
+        self.number += 1
+        about = ConfigRecord({"names": list(records), "bases": bases, "number": self.number})
+        return with_records(content, records, about)
+
+    def save(self) -> None:
+        """Keep all of it in the node's state."""
+        kept: dict[str, Any] = {"number": self.number}
+        kept |= {f"decoder:{name}": decoder.state() for name, decoder in self._decoders.items()}
+        kept |= {f"encoder:{name}": encoder.state() for name, encoder in self._encoders.items()}
+        self._context.state[KEY] = ConfigRecord(kept)
+
+
+def _texts(order: ConfigRecord, key: str) -> list[str]:
+    value = order.get(key, [])
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def _alike(one: Arrays, other: Arrays) -> bool:
+    return [(k, v.shape, v.dtype) for k, v in one.items()] == [(k, v.shape, v.dtype) for k, v in other.items()]
