@@ -86,7 +86,7 @@ def exact_names(packed: Packable, exact: Exact) -> frozenset[str]:
     """The names of the tensors that are not rounded. Raises UserError for a name or position that is not there."""
     names = packed.values.dense().keys()
     if exact is None:
-        if isinstance(packed, NumberedArrays):
+        if names and all(name.isdecimal() for name in names):
             warnings.warn(
                 "numbered arrays do not say which of them are statistics of normalisation layers, so all are rounded: "
                 "name those with exact={position, …}, or exact=() if there are none",

@@ -7,6 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.codec.coder import LIMIT, check_bits, decoded, same
 from fewbytes.codec.states import AnyState, Exact, Packable, base_of_state, exact_names, packable, unpackable
@@ -32,6 +34,7 @@ class Sender:
     version: int
     held: bytes
     steps: list[bytes]
+    lost: dict[str, Tensor]
     receivers: dict[str, int]
 
 
@@ -47,8 +50,10 @@ class Receiver:
 class Stream:
     """The sender's side: `advance` makes a version of a state, and `message` brings one receiver to it.
 
-    `bits`, `exact`: as in `Encoder`, for differences; the first message is whole and exact. What rounding lost is in
-    the difference to the next version. Receivers are named by anything hashable with a distinct `str`.
+    `bits`, `exact`: as in `Encoder`, for differences; the first message is whole and exact. `feedback`: whether what
+    rounding lost is added to the next version. It must be if states are made from what receivers hold, as an average of
+    models that they trained is; a server that takes steps on a model of its own has it in that model already.
+    Receivers are named by anything hashable with a distinct `str`.
 
     >>> import torch
     >>> from fewbytes.codec import Decoder, Stream
@@ -65,9 +70,9 @@ class Stream:
     True
     """
 
-    def __init__(self, bits: float | None = None, *, exact: Exact = None) -> None:
-        self._rate, self._exact = check_bits(bits), exact
-        self._kept = Sender(secrets.token_hex(8), 0, b"", [], {})
+    def __init__(self, bits: float | None = None, *, exact: Exact = None, feedback: bool = True) -> None:
+        self._rate, self._exact, self._feedback = check_bits(bits), exact, feedback
+        self._kept = Sender(secrets.token_hex(8), 0, b"", [], {}, {})
         self._given: Packable | None = None
         self._now: Packable | None = None
         self._whole = b""
@@ -104,11 +109,16 @@ class Stream:
             or (self._rate and _apart(packed, before))
         ):
             self._now, kept.steps = decoded(bytes(pack(packed)), None), []
+            kept.lost = {}
         else:
-            lossy = Lossy(self._rate, exact_names(packed, self._exact)) if self._rate else None
+            path = f"{type(packed).__name__}.values"
+            lost = {path: dict(kept.lost)} if kept.lost else {}
+            lossy = Lossy(self._rate, exact_names(packed, self._exact), lost) if self._rate else None
             frame = bytes(pack(packed, layout=_layout(before), base=base_of_state(before), lossy=lossy))
             self._now = decoded(frame, before)
             kept.steps.append(frame)
+            if lossy is not None and self._feedback:
+                kept.lost = next(iter(lossy.residual.values()), {})
         self._given = decoded(bytes(pack(packed, coded=False)), None)
         kept.version, self._whole = kept.version + 1, b""
         while sum(map(len, kept.steps)) > self._now.values.counted().value_bytes:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,23 @@ class FewGrid(Grid):
     """A Flower grid over another one, whose messages of arrays are encoded.
 
     `bits`: how many each value sent to clients takes, about, as the difference from the model that they hold; None is
-    lossless. `exact`: arrays that are not rounded, as in `fewbytes.codec.Encoder`. `out`: a folder for `bytes.jsonl`.
+    lossless. `exact`: arrays that are not rounded, as in `fewbytes.codec.Encoder`. `feedback`: whether what rounding
+    lost is sent with the next model; give False for a strategy that takes steps on a model of its own, such as FedAdam.
+    `out`: a folder for `bytes.jsonl`.
     """
 
     def __init__(
-        self, grid: Grid, bits: float | None = None, *, exact: Exact = None, out: str | Path | None = None
+        self,
+        grid: Grid,
+        bits: float | None = None,
+        *,
+        exact: Exact = None,
+        feedback: bool = True,
+        out: str | Path | None = None,
     ) -> None:
         check_bits(bits)
-        self._grid, self._bits, self._exact = grid, bits, exact
+        self._grid = grid
+        self._stream = partial(Stream, bits, exact=exact, feedback=feedback)
         self._streams: dict[str, Stream] = {}
         self._nodes: dict[int, _Node] = {}
         self._flights: dict[str, _Flight] = {}
@@ -150,7 +160,7 @@ class FewGrid(Grid):
                     named.setdefault(name, []).append(arrays)
         for name, (first, *rest) in named.items():
             if all(same(packable(first), packable(other)) for other in rest):
-                stream = self._streams.setdefault(name, Stream(self._bits, exact=self._exact))
+                stream = self._streams.setdefault(name, self._stream())
                 batch.held[name] = stream.advance(first)
         return [self._outgoing(message, batch) for message in messages]
 
@@ -244,7 +254,12 @@ class FewGrid(Grid):
 
 
 def compressed(
-    app: ServerApp, bits: float | None = None, *, exact: Exact = None, out: str | Path | None = None
+    app: ServerApp,
+    bits: float | None = None,
+    *,
+    exact: Exact = None,
+    feedback: bool = True,
+    out: str | Path | None = None,
 ) -> ServerApp:
     """The same ServerApp over a `FewGrid`; its arguments are that grid's.
 
@@ -252,7 +267,8 @@ def compressed(
     >>> from fewbytes.flower.few_grid import compressed
     >>> app = compressed(ServerApp(), bits=1)
     """
-    return _Compressed(app, lambda grid: FewGrid(grid, bits, exact=exact, out=out))
+    check_bits(bits)
+    return _Compressed(app, partial(FewGrid, bits=bits, exact=exact, feedback=feedback, out=out))
 
 
 class _Compressed(ServerApp):

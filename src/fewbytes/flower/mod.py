@@ -98,14 +98,14 @@ class _End:
         return found
 
     def reply(self, content: RecordDict, received: Mapping[str, Arrays], rounded: bool) -> RecordDict:
-        """A reply's content with its arrays encoded: against the received model of the same layout, if there is one."""
+        """A reply's content with its arrays encoded: against the received model that has them, if there is one."""
         records: dict[str, ArrayRecord] = {}
         bases: list[str] = []
         for name, record in content.array_records.items():
             arrays = arrays_of(record)
             if arrays is None:
                 continue
-            base = next((each for each, held in received.items() if _alike(arrays, held)), None)
+            base = next((each for each, held in received.items() if _part_of(arrays, held)), None)
             if rounded and base is not None:
                 encoder = self._encoders.setdefault(name, self._encoder())
                 records[name] = encoded(encoder.encode(arrays, received[base]))
@@ -129,5 +129,6 @@ def _texts(order: ConfigRecord, key: str) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list) else []
 
 
-def _alike(one: Arrays, other: Arrays) -> bool:
-    return [(k, v.shape, v.dtype) for k, v in one.items()] == [(k, v.shape, v.dtype) for k, v in other.items()]
+def _part_of(one: Arrays, other: Arrays) -> bool:
+    """Whether all arrays are in another record, too. Types may differ: an average of counters has fractions."""
+    return all(name in other and other[name].shape == array.shape for name, array in one.items())

@@ -1,0 +1,303 @@
+"""An ordinary Flower app, its strategy and its clients, with the mod and over the grid that encode its messages."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from flower_grid import MemoryGrid
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fewbytes.base.errors import UserError
+from fewbytes.flower.few_grid import FewGrid, compressed
+from fewbytes.flower.mod import fewbytes_mod
+from fewbytes.flower.records import KEY
+
+CLIENTS = 5
+TRUE = torch.randn(12, 200, generator=torch.Generator().manual_seed(9))
+
+
+class Net(torch.nn.Module):
+    """With batch norm, as many models that people bring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(200)
+        self.layer = torch.nn.Linear(200, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.norm(x))
+
+
+def samples(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(120, 200, generator=torch.Generator().manual_seed(client))
+    return x, (x @ TRUE.t()).argmax(1)
+
+
+def client_app(mods: list) -> ClientApp:
+    """The app as people have it: it trains the model it is sent, and evaluates it."""
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        torch.manual_seed(1)
+        net = Net()
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        x, y = samples(context.node_config["partition-id"])
+        optimiser = torch.optim.SGD(net.parameters(), lr=1.0)
+        for _ in range(3):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimiser.step()
+        metrics = MetricRecord({"num-examples": len(x)})
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        net = Net().eval()
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        x, y = samples(100 + context.node_config["partition-id"])
+        metrics = MetricRecord({"num-examples": len(x), "accuracy": float((net(x).argmax(1) == y).float().mean())})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+class Nodes(MemoryGrid):
+    """Nodes that keep their state between messages, which is copied on its way, as bytes are.
+
+    `before`: called with each message and the node's context; an exception is the client's.
+    """
+
+    def __init__(self, app: ClientApp, clients: int = CLIENTS, fault=None, before: Callable | None = None) -> None:
+        super().__init__(app, clients, fault)
+        self.contexts: dict[int, Context] = {}
+        self.before = before or (lambda message, context: None)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return list(self.pull_messages(list(self.push_messages(messages))))
+
+    def answer(self, message: Message) -> Message:
+        self.asked.append(message)
+        client = message.metadata.dst_node_id - 1000
+        fresh = Context(1, message.metadata.dst_node_id, {"partition-id": client}, RecordDict(), {})
+        context = self.contexts.setdefault(client, fresh)
+        self.before(message, context)
+        try:
+            return copy.deepcopy(self.app(copy.deepcopy(message), context))
+        except KeyError as error:
+            return Message(Error(2, str(error)), reply_to=message)
+
+
+def run(grid, rounds: int = 8, fraction: float = 1.0, timeout: float = 5) -> list[float]:
+    """The accuracies of Flower's own FedAvg, by round."""
+    torch.manual_seed(0)
+    random.seed(3)
+    strategy = FedAvg(fraction_train=fraction, min_train_nodes=1, min_available_nodes=1, min_evaluate_nodes=1)
+    start = ArrayRecord(Net().state_dict())
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    result = strategy.start(grid, start, num_rounds=rounds, timeout=timeout)
+    return [metrics["accuracy"] for _, metrics in sorted(result.evaluate_metrics_clientapp.items())]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[float]:
+    return run(Nodes(client_app([])))
+
+
+def few(bits=None, down=None, **settings) -> tuple[list[float], FewGrid]:
+    rounds = {key: settings.pop(key) for key in ("rounds", "fraction", "timeout") if key in settings}
+    out = settings.pop("out", None)
+    grid = FewGrid(Nodes(client_app([fewbytes_mod(bits)]), **settings), down, out=out)
+    return run(grid, **rounds), grid
+
+
+def test_without_bits_the_app_gets_what_it_had_to_the_bit(plain):
+    accuracy, grid = few()
+    assert accuracy == plain
+    assert grid.ledger.totals["up"] < grid.ledger.totals["plain_up"]
+    assert grid.ledger.totals["down"] < 0.7 * grid.ledger.totals["plain_down"]
+
+
+def test_half_a_bit_up_and_one_down_learn_as_well(plain):
+    accuracy, grid = few(0.5, 1, rounds=12)
+    totals = grid.ledger.totals
+    assert max(plain) > 0.35
+    assert accuracy[-1] > plain[-1] - 0.03
+    assert totals["plain_up"] / totals["up"] > 6  # batch norm's statistics travel exactly: most of this small reply
+    assert totals["plain_down"] / totals["down"] > 6
+
+
+def test_a_model_that_was_just_sent_is_not_sent_again_for_evaluation():
+    _, grid = few(1, 1)
+    down = dict.fromkeys(("train", "evaluate"), 0)
+    for message in grid._grid.asked[CLIENTS:]:
+        down[message.metadata.message_type] += sum(len(a.data) for a in message.content["arrays"].values())
+    assert down["evaluate"] > 0
+    sizes = [sum(len(a.data) for a in m.content["arrays"].values()) for m in grid._grid.asked]
+    assert min(sizes) < 400  # after a round without a new model: nothing but the version
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_with_one_half_alone_the_app_runs_as_it_did(plain, side, caplog):
+    """A node without the mod among others, or a server without the grid."""
+    if side == "client":
+        assert run(Nodes(client_app([fewbytes_mod(0.5)]))) == plain
+        return
+    grid = FewGrid(Nodes(client_app([])), 1)
+    assert max(abs(a - b) for a, b in zip(run(grid), plain, strict=True)) < 0.03
+    assert "does not use fewbytes_mod" in caplog.text
+
+
+def lossy_link(share: float):
+    rng = random.Random(4)
+    return lambda message, reply: [] if rng.random() < share else [reply]
+
+
+def test_lost_replies_cost_no_more_than_they_did():
+    rounds = 10
+    before = run(Nodes(client_app([]), fault=lossy_link(0.3)), rounds)
+    accuracy, _ = few(1, 2, fault=lossy_link(0.3), rounds=rounds, timeout=0.2)
+    assert accuracy[-1] > before[-1] - 0.06
+
+
+@pytest.mark.parametrize("what", ["state is lost", "client raises", "state goes back"])
+def test_nodes_that_fail_or_forget_are_mended_by_one_whole_message(plain, what):
+    rng, kept = random.Random(2), {}
+
+    def before(message: Message, context: Context) -> None:
+        client = context.node_config["partition-id"]
+        if what == "state is lost" and rng.random() < 0.2:
+            context.state = RecordDict()
+        elif what == "client raises" and rng.random() < 0.2:
+            message.content = RecordDict({"nothing": ConfigRecord({})})
+        elif what == "state goes back":
+            if rng.random() < 0.3 and client in kept:
+                context.state = copy.deepcopy(kept[client])
+            kept[client] = copy.deepcopy(context.state)
+
+    accuracy, grid = few(1, 2, before=before)
+    assert len(accuracy) == len(plain)
+    assert accuracy[-1] > plain[-1] - 0.06
+    if what == "state is lost":  # no round lost: the node was asked again at once
+        assert len([m for m in grid._grid.asked if m.metadata.message_type == "train"]) > 8 * CLIENTS
+
+
+def test_a_few_of_many_clients_catch_up():
+    before = run(Nodes(client_app([]), 15), 12, 0.2)
+    accuracy, grid = few(1, 2, clients=15, fraction=0.2, rounds=12)
+    assert accuracy[-1] > before[-1] - 0.05
+    totals = grid.ledger.totals
+    assert totals["down"] < totals["plain_down"] / 3
+
+
+def tampering(message: Message, reply: Message):
+    record = reply.content.array_records.get("arrays")
+    if record is None or KEY not in record:
+        return [reply]
+    data = bytearray(record[KEY].data)
+    at = random.Random(len(data)).randrange(len(data))
+    data[at] ^= 64
+    record[KEY] = Array("uint8", (len(data),), record[KEY].stype, bytes(data))
+    return [reply]
+
+
+def test_a_tampered_reply_is_left_out_and_named(caplog):
+    grid = FewGrid(Nodes(client_app([fewbytes_mod(0.5)]), fault=tampering), 1)
+    messages = [
+        Message(RecordDict({"arrays": ArrayRecord(Net().state_dict()), "config": ConfigRecord({})}), 1000 + i, "train")
+        for i in range(CLIENTS)
+    ]
+    replies = list(grid.send_and_receive(messages, timeout=5))
+    assert len(replies) == CLIENTS
+    assert all(reply.has_error() for reply in replies)
+    assert "is left out" in caplog.text
+
+
+def test_several_models_in_a_message_and_models_of_their_own():
+    """Two records a message; and a strategy that sends each client another model."""
+    app = ClientApp(mods=[fewbytes_mod(8)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content = {
+            name: ArrayRecord({k: Array(a.numpy() + 1) for k, a in record.items()})
+            for name, record in message.content.array_records.items()
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    grid = FewGrid(Nodes(app), 8)
+    for t in range(4):
+        messages = []
+        for i in range(CLIENTS):
+            one = ArrayRecord({"w": Array(np.full(300, t, np.float32))})
+            own = ArrayRecord({"v": Array(np.full((2, 50), 10 * i + t, np.float64)), "n": Array(np.arange(3))})
+            messages.append(Message(RecordDict({"one": one, "own": own}), 1000 + i, "train"))
+        for reply in grid.send_and_receive(messages, timeout=5):
+            i = reply.metadata.src_node_id - 1000
+            np.testing.assert_allclose(reply.content["one"]["w"].numpy(), t + 1, atol=0.01)
+            np.testing.assert_allclose(reply.content["own"]["v"].numpy(), 10 * i + t + 1, atol=0.01)
+            np.testing.assert_array_equal(reply.content["own"]["n"].numpy(), np.arange(3) + 1)
+
+
+def test_push_and_pull_know_messages_by_the_ids_they_were_given():
+    lost = []
+
+    def before(message: Message, context: Context) -> None:
+        if len(lost) < 2 and KEY in context.state:
+            context.state = RecordDict()
+            lost.append(1)
+
+    grid = FewGrid(Nodes(client_app([fewbytes_mod(1)]), before=before), 1)
+    record = ArrayRecord(Net().state_dict())
+    for _ in range(4):
+        messages = [Message(RecordDict({"arrays": record}), 1000 + i, "train") for i in range(CLIENTS)]
+        ids, found = list(grid.push_messages(messages)), []
+        for _ in range(3):
+            found += list(grid.pull_messages(ids))
+        assert sorted(reply.metadata.reply_to_message_id for reply in found) == sorted(ids)
+        arrays = {k: v + 0.01 for k, v in record.to_torch_state_dict().items() if v.is_floating_point()}
+        record = ArrayRecord(record.to_torch_state_dict() | arrays)
+    assert len(lost) == 2
+
+
+def test_the_ledger_counts_what_travels(tmp_path):
+    few(1, 1, out=tmp_path / "run", rounds=3)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "bytes.jsonl").read_text().splitlines()]
+    assert {row["way"] for row in rows} == {"up", "down"}
+    assert {row["kind"] for row in rows} == {"train", "evaluate"}
+    up = [row for row in rows if row["way"] == "up" and row["kind"] == "train"]
+    assert len(up) == 3 * CLIENTS
+    assert all(row["bytes"] < row["plain"] / 2 for row in up)
+
+
+def test_compressed_is_the_same_app_before_and_after_it_is_decorated():
+    seen = []
+    for first in (True, False):
+        app = ServerApp()
+        if not first:
+            app = compressed(app, 1)
+
+        @app.main()
+        def main(grid, context) -> None:
+            seen.append(grid)
+
+        if first:
+            app = compressed(app, 1)
+        app(Nodes(client_app([])), Context(1, 0, {}, RecordDict(), {}))
+    assert [type(grid) for grid in seen] == [FewGrid, FewGrid]
+
+
+def test_bits_out_of_range_are_refused_where_they_are_written():
+    for make in (lambda: fewbytes_mod(0), lambda: FewGrid(Nodes(client_app([])), 99)):
+        with pytest.raises(UserError, match="bits"):
+            make()
