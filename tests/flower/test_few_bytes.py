@@ -7,13 +7,18 @@ import json
 import logging
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from flower_grid import MemoryGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters
+from flwr.server import ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg as OldFedAvg
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -82,6 +87,10 @@ class Nodes(MemoryGrid):
         super().__init__(app, clients, fault)
         self.contexts: dict[int, Context] = {}
         self.before = before or (lambda message, context: None)
+
+    @property
+    def run(self):
+        return SimpleNamespace(run_id=1)
 
     def send_and_receive(self, messages, *, timeout=None):
         return list(self.pull_messages(list(self.push_messages(messages))))
@@ -301,3 +310,57 @@ def test_bits_out_of_range_are_refused_where_they_are_written():
     for make in (lambda: fewbytes_mod(0), lambda: FewGrid(Nodes(client_app([])), 99)):
         with pytest.raises(UserError, match="bits"):
             make()
+
+
+class OldClient(NumPyClient):
+    """A client as Flower's older tutorials have it: parameters are a list of arrays."""
+
+    def __init__(self, client: int) -> None:
+        self.net, (self.x, self.y) = Net(), samples(client)
+
+    def get_parameters(self, config):
+        return [value.numpy() for value in self.net.state_dict().values()]
+
+    def fit(self, parameters, config):
+        values = [torch.tensor(value) for value in parameters]
+        self.net.load_state_dict(dict(zip(self.net.state_dict(), values, strict=True)))
+        optimiser = torch.optim.SGD(self.net.parameters(), lr=1.0)
+        for _ in range(3):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(self.net(self.x), self.y).backward()
+            optimiser.step()
+        return self.get_parameters(config), len(self.x), {}
+
+
+@pytest.mark.parametrize("bits", [None, 0.5])
+def test_an_app_of_the_old_style_needs_no_more_than_positions(bits):
+    """Its arrays are numbered: `exact` names those of batch norm by position."""
+    random.seed(1)
+    mods = [] if bits is None else [fewbytes_mod(bits, exact=[2, 3, 4])]
+    client = ClientApp(client_fn=lambda context: OldClient(context.node_config["partition-id"]).to_client(), mods=mods)
+    accuracies: list[float] = []
+
+    def evaluate(number, parameters, config):
+        torch.manual_seed(0)
+        net = Net().eval()
+        values = [torch.tensor(value) for value in parameters]
+        net.load_state_dict(dict(zip(net.state_dict(), values, strict=True)))
+        x, y = samples(100)
+        accuracies.append(float((net(x).argmax(1) == y).float().mean()))
+        return 0.0, {}
+
+    def server_fn(context):
+        start = ndarrays_to_parameters([value.numpy() for value in Net().state_dict().values()])
+        strategy = OldFedAvg(
+            fraction_evaluate=0, min_fit_clients=CLIENTS, min_available_clients=CLIENTS, evaluate_fn=evaluate,
+            initial_parameters=start,
+        )  # fmt: skip
+        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=6))
+
+    app, nodes = ServerApp(server_fn=server_fn), Nodes(client)
+    if bits is not None:
+        app = compressed(app, 1, exact=[2, 3, 4])
+    app(nodes, Context(1, 0, {}, RecordDict(), {}))
+    down = [sum(len(a.data) for r in m.content.array_records.values() for a in r.values()) for m in nodes.asked]
+    assert accuracies[-1] > accuracies[0] + 0.1
+    assert (down[-1] < down[0] / 4) == (bits is not None)

@@ -6,6 +6,7 @@ Strategy, metrics, evaluation and logs stay Flower's. The clients' half is `fewb
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,7 @@ class FewGrid(Grid):
         check_bits(bits)
         self._grid = grid
         self._stream = partial(Stream, bits, exact=exact, feedback=feedback)
+        self._lock = threading.Lock()  # apps of the old style send from a thread for each client
         self._streams: dict[str, Stream] = {}
         self._nodes: dict[int, _Node] = {}
         self._flights: dict[str, _Flight] = {}
@@ -111,23 +113,26 @@ class FewGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Encode and push messages; returns their ids."""
-        flights = self._encoded(list(messages))
-        ids = list(self._grid.push_messages([sent for _, sent in flights]))
-        for name, (flight, _) in zip(ids, flights, strict=True):
-            flight.first = name
-            self._flights[name] = flight
+        with self._lock:
+            flights = self._encoded(list(messages))
+            ids = list(self._grid.push_messages([sent for _, sent in flights]))
+            for name, (flight, _) in zip(ids, flights, strict=True):
+                flight.first = name
+                self._flights[name] = flight
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies to messages, decoded. A node that has lost what it held is sent the whole model, and its reply to
         that is returned later."""
         asked = set(message_ids)
-        wanted = [name for name, flight in self._flights.items() if flight.first in asked]
-        unknown = asked - {self._flights[name].first for name in wanted}
-        found = []
-        for reply in self._grid.pull_messages([*wanted, *unknown]):
-            flight = self._flights.pop(reply.metadata.reply_to_message_id, None)
-            decoded = reply if flight is None else self._decoded(flight, reply)
+        with self._lock:
+            wanted = [name for name, flight in self._flights.items() if flight.first in asked]
+            unknown = asked - {self._flights[name].first for name in wanted}
+        replies, found = list(self._grid.pull_messages([*wanted, *unknown])), []
+        for reply in replies:
+            with self._lock:
+                flight = self._flights.pop(reply.metadata.reply_to_message_id, None)
+                decoded = reply if flight is None else self._decoded(flight, reply)
             if decoded is not None:
                 found.append(decoded)
         return found
@@ -144,9 +149,10 @@ class FewGrid(Grid):
             if waiting:
                 time.sleep(max(0.0, min(pause, end - time.monotonic())))
                 pause = POLL[0] if new else min(1.2 * pause, POLL[1])
-        for name in [name for name, flight in self._flights.items() if flight.first in waiting]:
-            del self._flights[name]
-        self.ledger.log(LOG)
+        with self._lock:
+            for name in [name for name, flight in self._flights.items() if flight.first in waiting]:
+                del self._flights[name]
+            self.ledger.log(LOG)
         return replies
 
     def _encoded(self, messages: Sequence[Message]) -> list[tuple[_Flight, Message]]:

@@ -13,14 +13,17 @@ KEY = "fewbytes"
 """The name of the record that says how a message is encoded."""
 KIND = "fewbytes/1"
 """How encoded arrays name their contents."""
+TYPES = frozenset({"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"})
+"""The types of arrays that are encoded."""
 Arrays = dict[str, NDArray[Any]]
 
 
 def arrays_of(record: ArrayRecord) -> Arrays | None:
     """The arrays of a record by name; None if one of them is of a kind that is not encoded."""
-    if not all(array.stype == "numpy.ndarray" and _travels(array.dtype) for array in record.values()):
+    if not all(array.stype == "numpy.ndarray" for array in record.values()):
         return None
-    return {name: array.numpy() for name, array in record.items()}
+    arrays = {name: array.numpy() for name, array in record.items()}  # apps of the old style leave array.dtype empty
+    return arrays if all(array.dtype.name in TYPES for array in arrays.values()) else None
 
 
 def record_of(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -50,8 +53,3 @@ def with_records(content: RecordDict, records: Mapping[str, Any], about: ConfigR
     if about is not None:
         changed[KEY] = about
     return changed
-
-
-def _travels(dtype: str) -> bool:
-    names = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
-    return np.dtype(dtype).name in names
