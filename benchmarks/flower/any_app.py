@@ -3,7 +3,7 @@
     python benchmarks/flower/any_app.py --app quickstart-pytorch --images 5000 --rounds 12
 
 `--app` is a folder with Flower's own template of that name (`flwr new @flwrlabs/quickstart-pytorch`): a copy of it is
-run by `flwr run`, in Flower's simulation, changed as its user would change it. Its data set is read from FEWBYTES_DATA,
+run by `flwr run`, in Flower's simulation or with `--deployment` over TLS, changed as its user would change it. Its data set is read from FEWBYTES_DATA,
 the first `--images` of its training images, so that nothing is downloaded. Bytes are those of arrays in messages.
 """
 
@@ -15,13 +15,17 @@ import json
 import os
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
+
+from fewbytes.flower.certificates import write_certificates
 
 VARIANTS: dict[str, tuple[str, str] | None] = {  # what the client's and the server's line say
     "the app as it is": None,
@@ -76,8 +80,10 @@ def _change(file: Path, line: str, new: str, imported: str) -> None:
     file.write_text(text.replace(line, f"from fewbytes.flower.{imported}\n\n{new}"))
 
 
-def run(app: Path, place: Path, images: int, config: str, clients: int, up_down: tuple[str, str] | None) -> list[float]:
-    """Run a variant; returns its last accuracy, and MB up and down."""
+def run(
+    app: Path, place: Path, images: int, config: str, clients: int, up_down: tuple[str, str] | None, deployed: bool
+) -> list[float]:
+    """Run a variant, in Flower's simulation or `deployed`; returns its last accuracy, and MB up and down."""
     changed(app, place / "app", up_down, place / "out")
     (place / "site").mkdir()
     (place / "site" / "sitecustomize.py").write_text(LOCAL_DATA)
@@ -89,12 +95,14 @@ def run(app: Path, place: Path, images: int, config: str, clients: int, up_down:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
         "IMAGES": str(images), "CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
-    federation = f"num-supernodes={clients} client-resources-num-cpus=1"
-    command = [
-        f"{programs}/flwr", "run", str(place / "app"), "local",
-        "--federation-config", federation, "--run-config", config, "--stream",
-    ]  # fmt: skip
+    flwr = f"{programs}/flwr"
     try:
+        if deployed:
+            start_deployment(place, programs, environment, clients)
+            where = ["tls"]
+        else:
+            where = ["local", "--federation-config", f"num-supernodes={clients} client-resources-num-cpus=1"]
+        command = [flwr, "run", str(place / "app"), *where, "--run-config", config, "--stream"]
         done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=3600)
     finally:
         end_started(environment["FLWR_HOME"])
@@ -105,8 +113,41 @@ def run(app: Path, place: Path, images: int, config: str, clients: int, up_down:
     return [float(found[-1]), *(sum(row["bytes"] for row in rows if row["way"] == way) / 1e6 for way in ("up", "down"))]
 
 
+def start_deployment(place: Path, programs: str, environment: dict[str, str], clients: int) -> None:
+    """Start Flower's SuperLink with TLS, and a SuperNode for each client, on this machine."""
+    write_certificates(place / "certificates", [])
+    keys, port = place / "certificates", free_port()
+    (place / "home").mkdir()
+    (place / "home" / "config.toml").write_text(
+        f'[superlink.tls]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{keys}/ca.crt"\n'
+    )
+    superlink = [
+        f"{programs}/flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--ssl-ca-certfile",
+        f"{keys}/ca.crt", "--ssl-certfile", f"{keys}/server.pem", "--ssl-keyfile", f"{keys}/server.key",
+        "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+    log = (place / "log").open("ab")
+    subprocess.Popen(superlink, env=environment, cwd=place, stdout=log, stderr=log)
+    time.sleep(10)
+    for client in range(clients):
+        node = [
+            f"{programs}/flower-supernode", "--root-certificates", f"{keys}/ca.crt", "--superlink",
+            f"127.0.0.1:{port}", "--port", str(free_port()),
+            "--node-config", f"partition-id={client} num-partitions={clients}",
+        ]  # fmt: skip
+        subprocess.Popen(node, env=environment, cwd=place, stdout=log, stderr=log)
+    time.sleep(10)
+
+
+def free_port() -> int:
+    """A port of this machine that nothing uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def end_started(home: str) -> None:
-    """End the SuperLink that `flwr run` started and left running."""
+    """End all of Flower's processes of a run."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("FLWR_HOME") == home:
@@ -122,6 +163,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--deployment", action="store_true", help="A SuperLink and SuperNodes over TLS, no simulation.")
     given = parser.parse_args()
     config = f"num-server-rounds={given.rounds} fraction-evaluate=1.0 local-epochs=1 learning-rate=0.02 batch-size=16"
     print("| | accuracy | MB up | MB down | times fewer in total |\n|---|---|---|---|---|", flush=True)
@@ -130,7 +172,9 @@ def main() -> None:
         values = []
         for _ in range(given.runs):
             with tempfile.TemporaryDirectory() as place:
-                values.append(run(given.app, Path(place), given.images, config, given.clients, VARIANTS[name]))
+                values.append(
+                    run(given.app, Path(place), given.images, config, given.clients, VARIANTS[name], given.deployment)
+                )
         accuracy, up, down = map(statistics.mean, zip(*values, strict=True))
         spread = statistics.stdev(value[0] for value in values) if given.runs > 1 else 0.0
         first = first or up + down
