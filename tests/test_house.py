@@ -18,6 +18,7 @@ import fewbytes
 FLOORS = [
     ["base"],
     ["wire", "models", "data"],
+    ["codec"],
     ["core"],
     ["generators"],
     ["methods", "engines"],

@@ -18,7 +18,14 @@ from fewbytes.experiments.display import console, note, printed, progress
 def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]) -> None:
     """Write an HTML report of one run, or one that compares several."""
     from fewbytes.report import read_runs, write_report
+    from fewbytes.report.app_bytes import NAME, read_app_bytes, write_app_report
 
+    if len(runs) == 1 and (runs[0] / NAME).is_file() and not (runs[0] / "config.toml").exists():
+        for name, (sent, plain) in read_app_bytes(runs[0]).totals().items():
+            fewer = f", {plain / sent:.3g} times fewer" if sent else ""
+            printed.print(f"{name}: {sent / 1e6:.4g} MB sent, {plain / 1e6:.4g} MB plain{fewer}")
+        printed.print(f"report: {write_app_report(runs[0])}", soft_wrap=True)
+        return
     found = read_runs(runs)
     folder = runs[0] if len(runs) == 1 else Path(os.path.commonpath([os.path.realpath(path) for path in runs]))
     page = write_report(found, folder / "report.html")

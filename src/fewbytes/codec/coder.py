@@ -11,8 +11,19 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.rate import Rate
-from fewbytes.codec.states import KINDS, AnyState, Exact, Packable, base_of_state, exact_names, packable, unpackable
-from fewbytes.wire import Layout, Lossy, Parsed, pack, pack_state, unpack, unpack_state
+from fewbytes.codec.delta import received
+from fewbytes.codec.states import (
+    KINDS,
+    AnyState,
+    Exact,
+    Packable,
+    exact_names,
+    layout_of,
+    packable,
+    path_of,
+    unpackable,
+)
+from fewbytes.wire import Lossy, Parsed, pack, pack_state, unpack, unpack_state
 from fewbytes.wire.fields import PER_ITEM
 from fewbytes.wire.frame import MOST_ITEMS
 from fewbytes.wire.values import flat_words
@@ -74,8 +85,8 @@ def decoded(data: bytes, base: Packable | None, limit: int = LIMIT) -> Packable:
     parsed = Parsed(data, max(MOST_ITEMS, limit // PER_ITEM))
     if parsed.header.kind not in KINDS:
         raise FrameError("type", f"the frame holds a {parsed.header.kind[:80]!r}, which is no state")
-    layout = None if base is None else Layout.of(base.values.dense())
-    known = None if base is None else base_of_state(base)
+    layout = None if base is None else layout_of(base)
+    known = None if base is None or layout is None else received(base, layout).base
     return unpack(KINDS[parsed.header.kind], parsed, layout=layout, base=known, limit=limit)
 
 
@@ -128,12 +139,11 @@ class Encoder:
         """A state as bytes, as `fewbytes.codec.encode`."""
         self.commit()
         packed, known = packable(state), None if base is None else packable(base)
-        against = None if known is None else base_of_state(known)
-        layout = None if known is None else Layout.of(known.values.dense())
+        layout = None if known is None else layout_of(known)
+        against = None if known is None or layout is None else received(known, layout).base
         lossy = None
         if self._rate:
-            path = f"{type(packed).__name__}.values"
-            lost = {path: dict(self._kept.committed)} if self._kept.committed else {}
+            lost = {path_of(packed): dict(self._kept.committed)} if self._kept.committed else {}
             lossy = Lossy(self._rate, exact_names(packed, self._exact), lost, self._averaged)
         data = bytes(pack(packed, layout=layout, base=against, lossy=lossy))
         if lossy is not None:
@@ -161,5 +171,5 @@ class Encoder:
 def same(one: Packable, other: Packable) -> bool:
     """Whether two states are of one kind and layout, and equal to the bit."""
     a, b = one.values.dense(), other.values.dense()
-    alike = type(one) is type(other) and Layout.of(a) == Layout.of(b)
+    alike = type(one) is type(other) and layout_of(one) == layout_of(other)
     return alike and all(np.array_equal(flat_words(value), flat_words(b[name])) for name, value in a.items())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, LikelyMistake, UserError, with_article
-from fewbytes.wire import Base, Dense, pack, payload
+from fewbytes.wire import Dense, Layout, payload
 
 Array = NDArray[Any]
 AnyState = Mapping[str, Tensor] | Mapping[str, Array] | Sequence[Array]
@@ -77,9 +77,14 @@ def unpackable(packed: Packable) -> Any:
     return list(arrays.values())
 
 
-def base_of_state(packed: Packable) -> Base:
-    """The state that both ends hold, against which another is coded; its frame's digest names it."""
-    return Base(pack(packed, coded=False).digest, packed.values.dense())
+def layout_of(packed: Packable) -> Layout:
+    """The names, types and shapes of a state."""
+    return Layout.of(packed.values.dense())
+
+
+def path_of(packed: Packable) -> str:
+    """Where its tensors stand in the payload, as rounding errors are kept by."""
+    return f"{type(packed).__name__}.values"
 
 
 def exact_names(packed: Packable, exact: Exact) -> frozenset[str]:

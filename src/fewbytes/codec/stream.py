@@ -11,8 +11,11 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.codec.coder import LIMIT, check_bits, decoded, same
-from fewbytes.codec.states import AnyState, Exact, Packable, base_of_state, exact_names, packable, unpackable
-from fewbytes.wire import Layout, Lossy, pack, pack_state, payload, unpack, unpack_state
+from fewbytes.codec.delta import DeltaStream, advanced, serialised
+from fewbytes.codec.states import AnyState, Exact, Packable, exact_names, layout_of, packable, unpackable
+from fewbytes.wire import Lossy, pack, pack_state, payload, unpack, unpack_state
+
+UNLIMITED = 1 << 62  # bytes, of what was made here
 
 
 @payload
@@ -27,14 +30,14 @@ class Update:
 
 @dataclass
 class Sender:
-    """What a stream keeps: its version, the kind of its state, the state that receivers have, as an encoded message,
-    and the differences that led to it, the last one last."""
+    """What a stream saves: the version that receivers have, whole, and what leads to it (`DeltaStream`); by receiver,
+    the version that it confirmed."""
 
     name: str
-    version: int
-    held: bytes
+    number: int
+    whole: bytes
+    lost: dict[str, dict[str, Tensor]]
     steps: list[bytes]
-    lost: dict[str, Tensor]
     receivers: dict[str, int]
 
 
@@ -72,7 +75,8 @@ class Stream:
 
     def __init__(self, bits: float | None = None, *, exact: Exact = None, feedback: bool = True) -> None:
         self._rate, self._exact, self._feedback = check_bits(bits), exact, feedback
-        self._kept = Sender(secrets.token_hex(8), 0, b"", [], {}, {})
+        self._stream = DeltaStream(secrets.token_hex(8), 0, b"", {}, [])
+        self._receivers: dict[str, int] = {}
         self._given: Packable | None = None
         self._now: Packable | None = None
         self._whole = b""
@@ -80,12 +84,12 @@ class Stream:
     @property
     def name(self) -> str:
         """What tells this stream's versions from those of another."""
-        return self._kept.name
+        return self._stream.name
 
     @property
     def version(self) -> int:
         """The number of the last version; 0: there is none."""
-        return self._kept.version
+        return self._stream.number
 
     @property
     def held(self) -> Any:
@@ -98,61 +102,63 @@ class Stream:
         """Make a state the next version; returns it as receivers will have it. A state equal to the last one makes no
         version. One of other names, types or shapes is sent whole, as is one with nothing in common with the last: its
         difference from that is larger than itself."""
-        packed = packable(state)
+        packed = decoded(bytes(pack(packable(state), coded=False)), None, UNLIMITED)  # a copy, which cannot change
         if self._given is not None and same(packed, self._given):
             return self.held
-        kept, before = self._kept, self._now
-        if (
-            before is None
-            or type(before) is not type(packed)
-            or _layout(before) != _layout(packed)
-            or (self._rate and _apart(packed, before))
-        ):
-            self._now, kept.steps = decoded(bytes(pack(packed)), None), []
-            kept.lost = {}
+        stream, layout = self._stream, layout_of(packed)
+        if not self._follows(packed):
+            self._stream = DeltaStream(stream.name, stream.number + 1, serialised(packed, layout), {}, [])
+            self._now = packed
         else:
-            path = f"{type(packed).__name__}.values"
-            lost = {path: dict(kept.lost)} if kept.lost else {}
-            lossy = Lossy(self._rate, exact_names(packed, self._exact), lost) if self._rate else None
-            frame = bytes(pack(packed, layout=_layout(before), base=base_of_state(before), lossy=lossy))
-            self._now = decoded(frame, before)
-            kept.steps.append(frame)
-            if lossy is not None and self._feedback:
-                kept.lost = next(iter(lossy.residual.values()), {})
-        self._given = decoded(bytes(pack(packed, coded=False)), None)
-        kept.version, self._whole = kept.version + 1, b""
-        while sum(map(len, kept.steps)) > self._now.values.counted().value_bytes:
-            kept.steps.pop(0)
+            lossy = None
+            if self._rate:
+                lost = {path: dict(tensors) for path, tensors in stream.lost.items()}
+                lossy = Lossy(self._rate, exact_names(packed, self._exact), lost)
+            self._stream, new, _ = advanced(stream, packed, layout, True, lossy, shared=True)
+            if not self._feedback:
+                self._stream.lost.clear()
+            self._now = new.message
+        self._given, self._whole = packed, b""
         return self.held
 
     def message(self, receiver: Hashable) -> bytes:
         """What brings a receiver to the last version: the differences that it lacks, or all of it."""
-        kept = self._kept
-        behind = kept.version - kept.receivers.get(str(receiver), -kept.version)
-        frames = kept.steps[len(kept.steps) - behind :]
-        if not 0 <= behind <= len(kept.steps) or sum(map(len, frames)) > len(self._message()):
-            return bytes(pack(Update(kept.name, kept.version, True, [self._message()]), coded=False))
-        return bytes(pack(Update(kept.name, kept.version, False, frames), coded=False))
+        stream = self._stream
+        frames = stream.since(self._receivers.get(str(receiver), -1))
+        if frames is None or sum(map(len, frames)) > len(self._message()):
+            return bytes(pack(Update(stream.name, stream.number, True, [self._message()]), coded=False))
+        return bytes(pack(Update(stream.name, stream.number, False, frames), coded=False))
 
     def received(self, receiver: Hashable, version: int) -> None:
         """A receiver has confirmed that it holds a version."""
-        self._kept.receivers[str(receiver)] = version
+        self._receivers[str(receiver)] = version
 
     def forget(self, receiver: Hashable) -> None:
         """What a receiver holds is not known any more: it gets the next message whole."""
-        self._kept.receivers.pop(str(receiver), None)
+        self._receivers.pop(str(receiver), None)
 
     def state(self) -> bytes:
         """What to save, to go on after a restart: see `load`."""
-        self._kept.held = b"" if self._now is None else self._message()
-        return bytes(pack_state(self._kept))
+        stream, whole = self._stream, b"" if self._now is None else self._message()
+        kept = Sender(stream.name, stream.number, whole, stream.lost, stream.steps, self._receivers)
+        return bytes(pack_state(kept))
 
     def load(self, data: bytes) -> None:
         """Resume from what `state` returned. Raises DecodeError if it is damaged."""
-        self._kept = unpack_state(Sender, data)
-        self._now, self._given, self._whole = (
-            (decoded(self._kept.held, None, 1 << 62), None, self._kept.held) if (self._kept.held) else (None, None, b"")
-        )
+        kept = unpack_state(Sender, data)
+        self._given, self._now, self._whole, held = None, None, kept.whole, b""
+        if kept.whole:
+            self._now = decoded(kept.whole, None, UNLIMITED)
+            held = serialised(self._now, layout_of(self._now))
+        self._stream = DeltaStream(kept.name, kept.number, held, kept.lost, kept.steps)
+        self._receivers = kept.receivers
+
+    def _follows(self, packed: Packable) -> bool:
+        """Whether a state is sent as its difference from the last."""
+        before = self._now
+        if before is None or type(before) is not type(packed) or layout_of(before) != layout_of(packed):
+            return False
+        return not self._rate or not _apart(packed, before)
 
     def _message(self) -> bytes:
         """The last version, whole."""
@@ -209,11 +215,7 @@ class Decoder:
     def load(self, data: bytes) -> None:
         """Resume from what `state` returned. Raises DecodeError if it is damaged."""
         self._kept = unpack_state(Receiver, data)
-        self._now = decoded(self._kept.held, None, 1 << 62) if self._kept.held else None
-
-
-def _layout(packed: Packable) -> Layout:
-    return Layout.of(packed.values.dense())
+        self._now = decoded(self._kept.held, None, UNLIMITED) if self._kept.held else None
 
 
 def _apart(packed: Packable, before: Packable) -> bool:

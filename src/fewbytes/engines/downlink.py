@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from fewbytes.base.errors import UserError
 from fewbytes.base.rate import Rate
+from fewbytes.codec.delta import DeltaStream, advanced, received
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Problem
-from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, LIMIT, Kind, base_from, lossy_for, packed, serialised
-from fewbytes.wire import Base, Counted, Frame, base_of, counted, give, pack, unpack
+from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, Kind, lossy_for, packed
+from fewbytes.wire import Base, Counted, Frame, base_of, counted, give, pack
 
 Position = tuple[str, int]
 """A client's position in a delta stream: the stream's name, and the number of the last message that it has."""
 Acknowledged = dict[str, Position]
 """A client's position by handler."""
-
-
-@dataclass(frozen=True)
-class DeltaStream:
-    """The last message to one handler, either of all clients with the same model or of a single client.
-
-    `held`: the message as its receivers have it, an uncoded frame. `lost`: the accumulated rounding error, by field and
-    name. `steps`: frames of differences, each from the message before; the last leads to this message.
-    """
-
-    name: str
-    number: int
-    held: bytes
-    lost: dict[str, dict[str, Tensor]]
-    steps: list[bytes]
 
 
 class Sent(NamedTuple):
@@ -130,11 +113,12 @@ class Downlink:
             build = partial(self._own, name, lazy, client, follows)
             return [MessageFrame(position, "next" if follows else "first", build, position)]
         name = self._name(handler, client)
-        stream, (received, sent), behind = self.streams[name], self._now[name], self._behind(handler, client, name)
+        stream, (message, sent), behind = self.streams[name], self._now[name], self._behind(handler, client, name)
         position = name, stream.number
-        if behind is None or behind > len(stream.steps):
-            return [MessageFrame((*position, "first"), "first", partial(self._first, received, sent, client), position)]
-        missed = stream.steps[len(stream.steps) - behind : -1]
+        steps = None if behind is None else stream.since(stream.number - behind)
+        if steps is None:
+            return [MessageFrame((*position, "first"), "first", partial(self._first, message, sent, client), position)]
+        missed = steps[:-1]
         first = stream.number - len(missed)
         return [
             *(MessageFrame((name, n), "missed", partial(_step, step)) for n, step in enumerate(missed, first)),
@@ -151,32 +135,24 @@ class Downlink:
 
     def _advance(self, name: str, message: Any, client: Id, shared: bool, follows: bool = True) -> tuple[Any, Sent]:
         """Advance a stream: the message as received, rounded if it `follows` an earlier one, and its frame."""
-        kind, layout, stream = type(message), self._problem.layout(client), self.streams.get(name)
-        number, lost = (1, {}) if stream is None else (stream.number + 1, stream.lost)
+        layout, stream = self._problem.layout(client), self.streams.get(name)
         if stream is None or not follows:
-            self.streams[name] = DeltaStream(name, number, serialised(message, layout), lost, [])
-            frame = pack(message, layout=layout, coded=self._coded)
-            return message, Sent(frame, counted(message), base_of(self.streams[name].held[-32:], message), {})
-        before = base_from(kind, stream.held, layout)
-        lossy = lossy_for(self.rate, self._problem.statistics(client), lost)
-        frame = pack(message, layout=layout, base=before, coded=self._coded, lossy=lossy)
-        count = counted(message)
-        received = unpack(kind, bytes(frame), layout=layout, base=before, limit=LIMIT)
-        whole = serialised(received, layout)
-        steps = [*stream.steps, bytes(frame)] if shared else []
-        while len(steps) > 1 and sum(map(len, steps)) > len(whole) / 2:
-            steps.pop(0)
-        self.streams[name] = DeltaStream(name, number, whole, lossy.residual if shared else {}, steps)
+            number, lost = (1, {}) if stream is None else (stream.number + 1, stream.lost)
+            new = received(message, layout)
+            self.streams[name] = DeltaStream(name, number, new.kept, lost, [])
+            return message, Sent(pack(message, layout=layout, coded=self._coded), counted(message), new.base, {})
+        lossy, count = lossy_for(self.rate, self._problem.statistics(client), stream.lost), counted(message)
+        self.streams[name], new, frame = advanced(stream, message, layout, self._coded, lossy, shared)
         if shared:
-            give(message, received)
+            give(message, new.message)
         measured = {DOWN_BITS: lossy.bits_a_value(len(frame)), DOWN_ERROR: lossy.nmse} if lossy.values else {}
-        return received, Sent(frame, count, base_of(whole[-32:], received), measured)
+        return new.message, Sent(frame, count, new.base, measured)
 
     def _own(self, name: str, lazy: LazyMessage, client: Id, follows: bool) -> Sent:
         return self._advance(name, lazy.load(), client, shared=False, follows=follows)[1]
 
-    def _first(self, received: Any, sent: Sent, client: Id) -> Sent:
-        frame = pack(received, layout=self._problem.layout(client), coded=self._coded)
+    def _first(self, message: Any, sent: Sent, client: Id) -> Sent:
+        frame = pack(message, layout=self._problem.layout(client), coded=self._coded)
         return sent._replace(frame=frame, measured={})
 
     def _whole(self, handler: Handler, lazy: LazyMessage, client: Id) -> Sent:

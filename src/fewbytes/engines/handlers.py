@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 from torch import Tensor
 
-from fewbytes.base.errors import FrameError, MethodError, returned, with_article
+from fewbytes.base.errors import MethodError, returned, with_article
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.base.streams import seed_all, untouched
+from fewbytes.codec.delta import Received, followed, serialised
 from fewbytes.core.devices import open_device, prepare_device
 from fewbytes.core.method import Method, check_model, check_state
 from fewbytes.core.metrics import Scores
@@ -43,7 +44,6 @@ from fewbytes.wire import (
 SCORE, SAVE = ":score", ":save"  # the engine's own handlers, besides the method's
 UP_BITS, UP_ERROR = "uplink bits a value", "uplink rounding error"  # of a rounded reply; squared error / squared norm
 DOWN_BITS, DOWN_ERROR = "downlink bits a value", "downlink rounding error"  # of a rounded message
-LIMIT = 1 << 40  # maximum bytes of a serialised message
 
 
 SampleCounts = list[int] | int | None
@@ -115,14 +115,6 @@ class Done(msgspec.Struct, array_like=True):
     seconds: float = 0.0  # duration of the job
     rounded: int = 0  # number of the reply's rounded values
     spent: tuple[float, float | None] | None = None  # epsilon spent by other runs, and the limit for all runs
-
-
-class Received(NamedTuple):
-    """A message as a client has it, the base of its reply, and the serialised message to keep (empty: nothing)."""
-
-    message: Any
-    base: Base
-    kept: bytes
 
 
 class Handlers:
@@ -268,12 +260,12 @@ class Runner:
                 raise MethodError("it is sent a message, but its type hints say None")
             if part.kind == "missed":
                 if not there:
-                    retained[part.handler] = _next(kind, frame, layout, retained.get(part.handler)).kept
+                    retained[part.handler] = followed(kind, frame, layout, retained.get(part.handler)).kept
                 continue
             if part.number in known:
                 self._messages[part.number] = known[part.number]
             elif part.kind == "next":
-                self._messages[part.number] = _next(kind, frame, layout, retained.get(part.handler))
+                self._messages[part.number] = followed(kind, frame, layout, retained.get(part.handler))
             else:
                 message = unpack(kind, frame, layout=layout)
                 kept = serialised(message, layout) if part.kind else b""
@@ -282,24 +274,6 @@ class Runner:
             if part.kind:
                 retained[part.handler] = self._messages[part.number].kept
         return self._messages
-
-
-def serialised(message: Any, layout: Layout) -> bytes:
-    """A message as client and server keep it: an uncoded frame, whose digest identifies it at both ends."""
-    return bytes(pack(message, layout=layout, coded=False))
-
-
-def base_from(kind: type[Any], frame: bytes, layout: Layout) -> Base:
-    """The base of the next message, from the frame that `serialised` returned."""
-    return base_of(frame[-32:], unpack(kind, frame, layout=layout, limit=LIMIT))
-
-
-def _next(kind: type[Any], frame: memoryview, layout: Layout, before: bytes | None) -> Received:
-    if before is None:
-        raise FrameError("base", "the message is coded against one that this client does not have: send in full")
-    message = unpack(kind, frame, layout=layout, base=base_from(kind, before, layout))
-    kept = serialised(message, layout)
-    return Received(message, base_of(kept[-32:], message), kept)
 
 
 def lossy_for(rate: Rate, statistics: Set[str], lost: Mapping[str, State], averaged: bool = False) -> Lossy:

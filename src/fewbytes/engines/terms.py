@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from fewbytes.base.rate import ALL, Rate
+from fewbytes.codec.delta import DeltaStream
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.task import Task
 from fewbytes.core.uplink import Uplink
-from fewbytes.engines.downlink import Acknowledged, DeltaStream
+from fewbytes.engines.downlink import Acknowledged
 from fewbytes.engines.waiting import Waiting
 
 

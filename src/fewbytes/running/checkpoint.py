@@ -18,11 +18,12 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.files import SIDE_BY_SIDE, begin_syncing, check_own, make_all_durable, make_durable, replacing
+from fewbytes.codec.delta import DeltaStream
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.data.split import transform_name
-from fewbytes.engines.downlink import Acknowledged, DeltaStream
+from fewbytes.engines.downlink import Acknowledged
 from fewbytes.engines.engine import Engine
 from fewbytes.engines.terms import Named, Origin, UnderWay
 from fewbytes.engines.waiting import Waiting
