@@ -22,7 +22,9 @@ from flwr.server.strategy import FedAvg as OldFedAvg
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+import fewbytes as fb
 from fewbytes.base.errors import UserError
+from fewbytes.flower import apps
 from fewbytes.flower.few_grid import FewGrid, compressed
 from fewbytes.flower.mod import fewbytes_mod
 from fewbytes.flower.records import KEY
@@ -364,3 +366,15 @@ def test_an_app_of_the_old_style_needs_no_more_than_positions(bits):
     down = [sum(len(a.data) for r in m.content.array_records.values() for a in r.values()) for m in nodes.asked]
     assert accuracies[-1] > accuracies[0] + 0.1
     assert (down[-1] < down[0] / 4) == (bits is not None)
+
+
+def test_serve_says_what_it_does_in_flowers_log(tmp_path, caplog):
+    """A method of this package in somebody's ServerApp."""
+    data = [((torch.eye(4), torch.arange(4)),) * 2] * 2
+    task = fb.Task.of(lambda: torch.nn.Linear(4, 4), data, test=data[0][0])
+    nodes = MemoryGrid(apps.client_app(fb.FedAvg(), task, tmp_path), 2)
+    with caplog.at_level(logging.INFO, logger="flwr.fewbytes"):
+        apps.serve(nodes, fb.FedAvg(), task, rounds=2, out=tmp_path / "run")
+    lines = [record.message for record in caplog.records if record.message.startswith("fewbytes: round")]
+    assert len(lines) == 2
+    assert all(word in lines[1] for word in ("round 2", "accuracy", "(global)", "MB up", "MB down"))

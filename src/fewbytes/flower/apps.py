@@ -36,6 +36,7 @@ from fewbytes.engines.workers import keep_memory
 from fewbytes.flower.allowance import Allowed, Allows
 from fewbytes.flower.cluster import FarFrames, FarNode, Home
 from fewbytes.flower.link import Exchange
+from fewbytes.flower.logged import Logged
 from fewbytes.flower.messages import decoded, read_content, sealed, split_frames, write_content
 from fewbytes.flower.network import grid_engine
 from fewbytes.flower.node import DIFFERENT, TELL, Node, Order
@@ -296,9 +297,10 @@ def serve(
 
     `task`: clients' data may lie elsewhere. `names`: the registered name of each client's node, in the order of the
     clients; without names (no authentication) a node is asked for its partition-id. `settings`: the other fields of
-    `fewbytes.running.settings.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
+    `fewbytes.running.settings.Settings`, such as `rounds` and `resume`; without a `watcher`, each round is a line in
+    Flower's log. Raises what `fewbytes.run` does.
     """
-    checked = Settings.of({"out": out, **settings}, option_of(method))
+    checked = Settings.of({"out": out, "watcher": Logged(), **settings}, option_of(method))
     return serve_run(grid, Run.of(method, task, checked, policy), names)
 
 

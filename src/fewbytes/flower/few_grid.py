@@ -117,8 +117,9 @@ class FewGrid(Grid):
             flights = self._encoded(list(messages))
             ids = list(self._grid.push_messages([sent for _, sent in flights]))
             for name, (flight, _) in zip(ids, flights, strict=True):
-                flight.first = name
-                self._flights[name] = flight
+                if name:  # else Flower did not accept the message
+                    flight.first = name
+                    self._flights[name] = flight
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -139,9 +140,8 @@ class FewGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Push messages, and wait for their replies for so many seconds."""
-        waiting, replies = set(self.push_messages(messages)), []
+        waiting, replies = set(filter(None, self.push_messages(messages))), []
         end, pause = time.monotonic() + (timeout if timeout is not None else float("inf")), POLL[0]
-        waiting.discard("")
         while waiting and time.monotonic() < end:
             new = list(self.pull_messages(waiting))
             waiting -= {reply.metadata.reply_to_message_id for reply in new}
@@ -255,7 +255,7 @@ class FewGrid(Grid):
             stream.forget(number)
         ((again, sent),) = self._encoded([flight.message])
         again.first = flight.first
-        for name in self._grid.push_messages([sent]):
+        for name in filter(None, self._grid.push_messages([sent])):
             self._flights[name] = again
 
 
