@@ -2,9 +2,10 @@
 
     python benchmarks/flower/any_app.py --app quickstart-pytorch --images 5000 --rounds 12
 
-`--app` is a folder with Flower's own template of that name (`flwr new @flwrlabs/quickstart-pytorch`): a copy of it is
-run by `flwr run`, in Flower's simulation or with `--deployment` over TLS, changed as its user would change it. Its data set is read from FEWBYTES_DATA,
-the first `--images` of its training images, so that nothing is downloaded. Bytes are those of arrays in messages.
+`--app` is a folder with Flower's own template of that name (`flwr new @flwrlabs/quickstart-pytorch`). A copy of it is
+run by `flwr run`, in Flower's simulation or with `--deployment` over TLS, changed as its user would change it. Its data
+set is read from FEWBYTES_DATA, the first `--images` of its training images, so that nothing is downloaded. Bytes are
+those of arrays in messages.
 """
 
 from __future__ import annotations
