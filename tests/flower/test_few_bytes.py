@@ -378,3 +378,29 @@ def test_serve_says_what_it_does_in_flowers_log(tmp_path, caplog):
     lines = [record.message for record in caplog.records if record.message.startswith("fewbytes: round")]
     assert len(lines) == 2
     assert all(word in lines[1] for word in ("round 2", "accuracy", "(global)", "MB up", "MB down"))
+
+
+def test_a_question_without_arrays_is_left_as_it_is():
+    """Its reply says nothing of the node's mods, and may hold arrays."""
+    app = ClientApp(mods=[fewbytes_mod(0.5)])
+
+    @app.query()
+    def ask(message: Message, context: Context) -> Message:
+        assert not message.content.config_records
+        return Message(RecordDict({"sums": ArrayRecord({"x": Array(np.arange(3.0))})}), reply_to=message)
+
+    grid = FewGrid(Nodes(app), 1)
+    (reply,) = grid.send_and_receive([Message(RecordDict(), 1000, "query")], timeout=5)
+    np.testing.assert_array_equal(reply.content["sums"]["x"].numpy(), np.arange(3.0))
+    assert grid._nodes[1000].uses_mod is None
+
+
+def test_messages_that_overtake_replies_lose_nothing(plain):
+    """A server that sends the next round before it has the last one's replies."""
+    grid = FewGrid(Nodes(client_app([fewbytes_mod(8)])), 8)
+    record, ids = ArrayRecord(Net().state_dict()), []
+    for _ in range(4):
+        ids.append(list(grid.push_messages([Message(RecordDict({"arrays": record}), 1000, "train")])))
+    replies = [reply for each in ids for reply in grid.pull_messages(each)]
+    assert len(replies) == 4
+    assert not any(reply.has_error() for reply in replies)

@@ -19,11 +19,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from fewbytes.base.errors import FrameError
 from fewbytes.codec import Stream, decode, encode
-from fewbytes.codec.coder import check_bits, same
+from fewbytes.codec.coder import LIMIT, check_bits, same
 from fewbytes.codec.states import Exact, packable
 from fewbytes.flower.byte_ledger import ByteLedger
 from fewbytes.flower.private.messages import failed, in_reply_to
-from fewbytes.flower.records import KEY, Arrays, arrays_of, data_of, encoded, nbytes, record_of, with_records
+from fewbytes.flower.records import KEY, UNKNOWN, Arrays, arrays_of, data_of, encoded, nbytes, record_of, with_records
 
 LOG = logging.getLogger("flwr.fewbytes")
 POLL = 0.1, 1.0  # seconds between two looks for replies, at first and at most
@@ -171,14 +171,16 @@ class FewGrid(Grid):
         return [self._outgoing(message, batch) for message in messages]
 
     def _outgoing(self, message: Message, batch: _Batch) -> tuple[_Flight, Message]:
-        node = self._nodes.setdefault(message.metadata.dst_node_id, _Node())
+        number = message.metadata.dst_node_id
+        node = self._nodes.setdefault(number, _Node())
         flight = _Flight(message, {}, {}, node.uses_mod is True)
-        if not message.has_content() or node.uses_mod is False:
+        if node.uses_mod is False or not (message.has_content() and message.content.array_records):
             self.ledger.sent(message, nbytes(message.content), nbytes(message.content))
             return flight, message
         records: dict[str, ArrayRecord] = {}
         names, how = [], []
-        about: dict[str, Any] = {"accepted": node.accepted}
+        on_its_way = any(other.message.metadata.dst_node_id == number for other in self._flights.values())
+        about: dict[str, Any] = {"accepted": UNKNOWN if on_its_way else node.accepted}
         for name, record in message.content.array_records.items():
             arrays = batch.read[id(record)]
             if arrays is None:
@@ -190,7 +192,7 @@ class FewGrid(Grid):
                 stream = self._streams[name]
                 flight.versions[name] = stream.version
                 if flight.known:
-                    records[name], form = encoded(stream.message(message.metadata.dst_node_id)), "stream"
+                    records[name], form = encoded(stream.message(number)), "stream"
                 else:
                     records[name], form = record_of(batch.held[name]), "plain"
                     about[f"stream:{name}"] = [stream.name, str(stream.version)]
@@ -211,7 +213,7 @@ class FewGrid(Grid):
             return reply
         about = reply.content.config_records.get(KEY)
         if about is None:
-            if not flight.known and node.uses_mod is None:
+            if flight.held and node.uses_mod is None:
                 node.uses_mod = False
                 LOG.warning("fewbytes: node %d does not use fewbytes_mod: it gets plain messages", number)
             self.ledger.received(reply, nbytes(reply.content), nbytes(reply.content))
@@ -241,7 +243,9 @@ class FewGrid(Grid):
         for name, base in zip(map(str, names), map(str, bases), strict=True):
             if name not in content.array_records or (base and base not in held):
                 raise FrameError("type", "the reply names records that are not there")
-            arrays = decode(data_of(content.array_records[name]), held[base] if base else None)
+            size = sum(array.nbytes for arrays in held.values() for array in arrays.values())
+            limit = max(LIMIT, 2 * size)
+            arrays = decode(data_of(content.array_records[name]), held[base] if base else None, limit)
             if not isinstance(arrays, dict):
                 raise FrameError("type", "the reply's arrays have no names")
             records[name] = record_of(arrays)

@@ -12,7 +12,7 @@ from fewbytes.base.errors import FrameError
 from fewbytes.codec import Decoder, Encoder, decode
 from fewbytes.codec.coder import check_bits
 from fewbytes.codec.states import Exact
-from fewbytes.flower.records import KEY, Arrays, arrays_of, data_of, encoded, record_of, with_records
+from fewbytes.flower.records import KEY, LARGEST, UNKNOWN, Arrays, arrays_of, data_of, encoded, record_of, with_records
 
 Call = Callable[[Message, Context], Message]
 LOG = logging.getLogger("flwr.fewbytes")
@@ -69,7 +69,7 @@ class _End:
         for key, data in kept.items():
             half, _, name = key.partition(":")
             if half == "decoder":
-                decoders[name] = Decoder()
+                decoders[name] = Decoder(LARGEST)
                 decoders[name].load(bytes(data))
             elif half == "encoder":
                 encoders[name] = self._encoder()
@@ -81,7 +81,7 @@ class _End:
 
     def received(self, content: RecordDict, order: ConfigRecord) -> dict[str, Arrays]:
         """The arrays of a message by record. Raises FrameError if they need a version that this node does not hold."""
-        accepted = order.get("accepted", 0) == self.number
+        accepted = order.get("accepted", 0) in (UNKNOWN, self.number)
         for encoder in self._encoders.values():
             encoder.commit() if accepted else encoder.rollback()
         found: dict[str, Arrays] = {}
@@ -90,11 +90,11 @@ class _End:
             if how == "plain":
                 found[name] = arrays_of(record) or {}
                 stream, version = _texts(order, f"stream:{name}")
-                self._decoders.setdefault(name, Decoder()).adopt(stream, int(version), found[name])
+                self._decoders.setdefault(name, Decoder(LARGEST)).adopt(stream, int(version), found[name])
             elif how == "alone":
-                found[name] = decode(data_of(record))
+                found[name] = decode(data_of(record), limit=LARGEST)
             else:
-                found[name] = self._decoders.setdefault(name, Decoder()).decode(data_of(record))
+                found[name] = self._decoders.setdefault(name, Decoder(LARGEST)).decode(data_of(record))
         return found
 
     def reply(self, content: RecordDict, received: Mapping[str, Arrays], rounded: bool) -> RecordDict:

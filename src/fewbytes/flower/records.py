@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 
 KEY = "fewbytes"
 """The name of the record that says how a message is encoded."""
+UNKNOWN = -1
+"""In place of the number of the last accepted reply: whether the last one is accepted is not known yet."""
+LARGEST = 1 << 36
+"""Maximum bytes of a model that a node takes from its server."""
 KIND = "fewbytes/1"
 """How encoded arrays name their contents."""
 TYPES = frozenset({"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"})
