@@ -637,7 +637,7 @@ def test_who_is_excluded_stays_so_when_the_run_is_resumed_again(tmp_path):
     assert not list((tmp_path / "none").iterdir())  # nothing is begun
     folder = only_run(tmp_path)
     back = ("run", "--resume", folder, "--from-round", "1")
-    for wrong, words in (("7", "clients 0 to 3"), ("0,1,2,3", "nobody")):
+    for wrong, words in (("7", "clients 0 to 3"), ("0,1,2,3", "every client")):
         refused = fewbytes(*back, "--exclude", wrong)
         assert refused.returncode == 2
         assert words in refused.stderr

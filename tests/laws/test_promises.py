@@ -86,6 +86,6 @@ def test_every_round_spends_and_all_together_no_more_than_epsilon(name, of):
 def test_what_a_method_cannot_promise_is_refused_in_one_line_and_nothing_is_written(name, tmp_path):
     needed()
     for of in {"clients", "samples"} - CASES[name].promises.protects:
-        with pytest.raises(fb.UserError, match=f"^dp of {of}: {CASES[name].method_name} sends more than what noise"):
+        with pytest.raises(fb.UserError, match=f"^dp of {of}: {CASES[name].method_name} sends values without noise"):
             fb.run(CASES[name], task(1), out=tmp_path / "run", dp=f"of={of},epsilon=8,delta=1e-5,clip=1")
     assert not list(tmp_path.iterdir())

@@ -243,7 +243,7 @@ def a_text(self, state, site):
 def test_what_is_wrong_ends_the_run_at_once_and_is_said(wrong, error, says, recwarn):
     with pytest.raises(error, match=says) as raised:
         run(**wrong)
-    assert not [each for each in recwarn if "taken again" in str(each.message)]  # no client is to blame
+    assert not [each for each in recwarn if "repeated without" in str(each.message)]  # no client is to blame
     if error is AttributeError:
         assert raised.value.__notes__ == ["mine, round 1"]
 
