@@ -176,6 +176,19 @@ def test_a_stream_that_forgot_all_is_told_from_the_one_before():
     assert refused.value.code == "base"
 
 
+def test_states_may_be_changed_in_place_at_either_end():
+    """As by an optimiser of a model that uses the very tensors."""
+    stream, decoder, model = Stream(1), Decoder(), state(0)
+    for _ in range(4):
+        for value in stream.advance(model).values():
+            value.add_(1)
+        got = decoder.decode(stream.message(0))
+        stream.received(0, decoder.version)
+        assert equal(got, stream.held)
+        for value in (*got.values(), *model.values()):
+            value.mul_(1.01)
+
+
 def test_tampered_messages_change_nothing():
     rng, stream, decoder = random.Random(1), Stream(1), Decoder()
     model = stream.advance(state(0))

@@ -77,6 +77,11 @@ def unpackable(packed: Packable) -> Any:
     return list(arrays.values())
 
 
+def copied(packed: Packable) -> Packable:
+    """The same values in memory of their own: whoever has the original may change it in place."""
+    return type(packed)(Dense({name: value.clone() for name, value in packed.values.dense().items()}))
+
+
 def layout_of(packed: Packable) -> Layout:
     """The names, types and shapes of a state."""
     return Layout.of(packed.values.dense())

@@ -12,7 +12,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.codec.coder import LIMIT, check_bits, decoded, same
 from fewbytes.codec.delta import DeltaStream, advanced, serialised
-from fewbytes.codec.states import AnyState, Exact, Packable, exact_names, layout_of, packable, unpackable
+from fewbytes.codec.states import AnyState, Exact, Packable, copied, exact_names, layout_of, packable, unpackable
 from fewbytes.wire import Lossy, pack, pack_state, payload, unpack, unpack_state
 
 UNLIMITED = 1 << 62  # bytes, of what was made here
@@ -96,13 +96,13 @@ class Stream:
         """The last version, as receivers have it: what replies are coded against."""
         if self._now is None:
             raise UserError("the stream has no version yet: call advance first")
-        return unpackable(self._now)
+        return unpackable(copied(self._now))
 
     def advance(self, state: AnyState) -> Any:
         """Make a state the next version; returns it as receivers will have it. A state equal to the last one makes no
         version. One of other names, types or shapes is sent whole, as is one with nothing in common with the last: its
         difference from that is larger than itself."""
-        packed = decoded(bytes(pack(packable(state), coded=False)), None, UNLIMITED)  # a copy, which cannot change
+        packed = copied(packable(state))
         if self._given is not None and same(packed, self._given):
             return self.held
         stream, layout = self._stream, layout_of(packed)
@@ -201,11 +201,11 @@ class Decoder:
                 now = decoded(frame, now, self._limit)
         self._kept = Receiver(update.stream, update.version, b"")
         self._now = now
-        return unpackable(now)
+        return unpackable(copied(now))
 
     def adopt(self, name: str, version: int, state: AnyState) -> None:
         """Hold a version that came another way, such as in a plain message: the `name` and `version` of its stream."""
-        self._kept, self._now = Receiver(name, version, b""), packable(state)
+        self._kept, self._now = Receiver(name, version, b""), copied(packable(state))
 
     def state(self) -> bytes:
         """What to save, to go on after a restart: see `load`."""
