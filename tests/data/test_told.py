@@ -25,7 +25,7 @@ from fewbytes.engines.handlers import Done, Job
 from fewbytes.engines.results import unable
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
-from fewbytes.flower.apps import _told
+from fewbytes.flower.apps import _public
 
 MARK = "MEIER1961"
 HEAD = "age,sex,outcome\n"
@@ -47,7 +47,7 @@ def told(server: Path, site: Path, **settings: object) -> str:
             find(make_experiment(config | settings), (0,))
     except Exception as error:
         job = Job(0, "train", 0, 1, False, 0)
-        return _told(unable(job, error)).error
+        return _public(unable(job, error)).error
     raise AssertionError("nothing is wrong with these data")
 
 
@@ -260,7 +260,7 @@ def test_an_error_of_ones_own_code_tells_its_kind_alone(tmp_path, monkeypatch):
     config = {"method": "fedavg", "dataset": "digits", "partition": "local", "clients": 1}
     with pytest.raises(fb.UserError, match=MARK) as error, only_allowed("own_data"):
         find(make_experiment(config | {"client_data": "own_data:data"}), (0,))
-    done = _told(unable(Job(0, "train", 0, 1, False, 0), error.value))
+    done = _public(unable(Job(0, "train", 0, 1, False, 0), error.value))
     assert isinstance(done, Done)
     assert MARK not in done.error
     assert "its own log says why" in done.error
@@ -274,4 +274,4 @@ def test_an_error_in_training_tells_its_kind_and_where_it_was_raised():
         namespace["train"]()
     done = unable(Job(0, "train", 0, 1, False, 0), error.value)
     assert MARK in done.error  # which the node's own log says
-    assert _told(done).error == "KeyError, its own log says more (own.py, line 2)"
+    assert _public(done).error == "KeyError, its own log says more (own.py, line 2)"
