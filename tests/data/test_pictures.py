@@ -354,9 +354,9 @@ def test_what_values_of_masks_mean(found, named, meant):
         ((0, 255), "a\nb\nc", "3 classes.*0, 255"),
         ((255,), "a", "1 classes.*255"),
         # without 0, some of the numbers may be counted from 0, or from 1 as elsewhere
-        ((1,), "a\nb", "values 1, .* of 2"),
-        ((1, 2), "a\nb\nc", "values 1, 2, .* of 3"),
-        ((0, 2, 5), "a\nb\nc", "values 0, 2, 5, .* of 3"),  # 2 may be the third
+        ((1,), "a\nb", "values 1, .* 2 classes"),
+        ((1, 2), "a\nb\nc", "values 1, 2, .* 3 classes"),
+        ((0, 2, 5), "a\nb\nc", "values 0, 2, 5, .* 3 classes"),  # 2 may be the third
         (tuple(range(0, 250, 6)), None, "42 values"),
     ],
 )
