@@ -416,7 +416,7 @@ def test_it_learns_digits_with_different_models(tmp_path):
         (lambda: fb.Task.on(tiny_data(), TinyNet), {"generator": "cases:TinyNet"}, "made a TinyNet"),
         (lambda: fb.Task.on(tiny_data(), TinyNet), {"transfer": "conditional"}, "does not have 3 classes of its own"),
         (lambda: fb.Task.on(tiny_data(), TinyNet), {"generator": "cases:Nothing"}, "cannot be made"),
-        (lambda: fb.Task.on(tiny_data(), lambda: nn.GRU(4, 4)), {}, "a GRU gives no features"),
+        (lambda: fb.Task.on(tiny_data(), lambda: nn.GRU(4, 4)), {}, "a GRU has no features"),
         (lambda: fb.Task.of(lambda: nn.Linear(4, 2), [flat()], flat()[1]), {}, "shape \\(4,\\)"),
         (
             lambda: fb.Task.on(tiny_data(), lambda i: [TinyNet, WideNet][i % 2]()),
