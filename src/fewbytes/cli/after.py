@@ -150,7 +150,12 @@ def export(
 
 
 def inspect_file(
-    frame: Annotated[Path, typer.Argument(help="A message's file, e.g. from `fewbytes run --keep-frames`.")],
+    frame: Annotated[
+        Path,
+        typer.Argument(
+            help="A message's file, from `fewbytes run --keep-frames`, `fewbytes encode` or `fewbytes.codec`."
+        ),
+    ],
     allow: Allow = None,
 ) -> None:
     """Print the contents of a message that was kept as a file."""

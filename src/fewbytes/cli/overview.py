@@ -18,6 +18,10 @@ COMMANDS = {
         "attack": "measure what a server could see of clients' images, or what malicious clients do",
         "inspect": "print the contents of a message that was kept as a file",
     },
+    "Only the codec": {
+        "encode": "encode a safetensors file in few bytes, to be sent by mail or an object store",
+        "decode": "decode such a file to a safetensors file",
+    },
     "More": {
         "reproduce": "reproduce a paper's table, with the paper's figures beside ours",
         "new": "write the files of a new project, or of a new method",

@@ -12,6 +12,8 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import described
+from fewbytes.codec.states import KINDS as CODEC
+from fewbytes.codec.stream import Update
 from fewbytes.core.method import Method, handlers_of
 from fewbytes.core.training import Local
 from fewbytes.experiments.settings import make_experiment, read_experiment
@@ -90,11 +92,13 @@ def about(name: str, method: type[Method]) -> About:
 
 def payloads(frame: Path) -> dict[str, type[Any]]:
     """Payload classes by name, of the method whose run the frame belongs to. For other frames, and methods that cannot
-    be made here: of all methods, except names that mean different classes in different methods."""
+    be made here: of the codec and of all methods, except names that mean different classes in different methods."""
+    codec: dict[str, type[Any]] = {**CODEC, Update.__name__: Update}
     try:
         handlers = (
             make_experiment(read_experiment(frame.absolute().parent.parent / "config.toml")).build_method().handlers()
         )
+        codec = {}
     except UserError:
         handlers = [handler for method in METHODS.values() for handler in handlers_of(method)]
     found: dict[str, type[Any]] = {}
@@ -103,7 +107,7 @@ def payloads(frame: Path) -> dict[str, type[Any]]:
         other = found.setdefault(kind.__name__, kind)
         if list(typing.get_type_hints(kind).items()) != list(typing.get_type_hints(other).items()):
             differ.add(kind.__name__)
-    return {name: kind for name, kind in found.items() if name not in differ}
+    return {name: kind for name, kind in found.items() if name not in differ} | codec
 
 
 def _kind(method: type[Method]) -> str:
