@@ -17,7 +17,7 @@ REFERENCE = Path(__file__).parents[1] / "docs" / "reference.md"
 WITH_EXAMPLES = [name for name, path in MODULES.items() if ">>> " in path.read_text("utf-8")]
 
 
-@pytest.mark.parametrize("package", ["fewbytes", "fewbytes.data", "fewbytes.models", "fewbytes.wire"])
+@pytest.mark.parametrize("package", ["fewbytes", "fewbytes.codec", "fewbytes.data", "fewbytes.models", "fewbytes.wire"])
 def test_what_is_public_has_a_docstring(package):
     module = importlib.import_module(package)
     offered = [getattr(module, name) for name in module.__all__]

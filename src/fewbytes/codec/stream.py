@@ -172,6 +172,15 @@ class Decoder:
     """The receiver's side of a `Stream`: it holds the last version.
 
     `limit`: the most bytes that a decoded state may take.
+
+    >>> import torch
+    >>> from fewbytes.codec import Decoder, Stream
+    >>> stream, decoder = Stream(), Decoder()
+    >>> held = stream.advance({"w": torch.ones(3)})
+    >>> decoder.decode(stream.message("hospital 3"))
+    {'w': tensor([1., 1., 1.])}
+    >>> decoder.version
+    1
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
