@@ -67,6 +67,7 @@ SLOW = {
     "process/test_hospitals.py": "an example over a slow link",
     "process/test_kill.py": "kill -9 at every stage",
     "process/test_notebooks.py::test_a_notebook_runs": "every tutorial",
+    "process/test_own_transport.py": "a server and clients over HTTP",
     "process/test_resident_nodes.py": "nodes that outlive their servers",
     "process/test_sites.py": "two hosts that are stopped and gone on with",
 }
