@@ -48,7 +48,8 @@ async def update(request: web.Request) -> web.Response:
         replies[client] = {name: value.clone() for name, value in net.state_dict().items()}
         sent["up"] += len(data)
         if len(replies) == CLIENTS:
-            mean = {name: torch.stack([each[name] for each in replies.values()]).mean(0) for name in net.state_dict()}
+            models = [replies[each] for each in sorted(replies)]  # the same sum whoever comes first
+            mean = {name: torch.stack([each[name] for each in models]).mean(0) for name in net.state_dict()}
             net.load_state_dict(stream.advance(mean))
             up, down = (f"{sent[way] / 1e3:.0f} kB {way}" for way in sent)
             plain = f"{CLIENTS * size * version / 1e3:.0f} kB each way without the codec"
