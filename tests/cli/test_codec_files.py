@@ -108,7 +108,7 @@ def test_inspect_names_the_fields_of_the_codecs_messages(command, tmp_path):
     (tmp_path / "stream.frame").write_bytes(stream.message("a"))
     for name, words in {
         "after.frame": ["Tensors", "values", "rounded:"],
-        "stream.frame": ["Update", "stream", stream.name, "version", "whole", "frames"],
+        "stream.frame": ["Versions", "stream", stream.name, "version", "whole", "frames"],
     }.items():
         code, printed, _ = command("inspect", name)
         assert code == 0

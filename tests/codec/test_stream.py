@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fewbytes.base.errors import UserError
-from fewbytes.codec import DecodeError, Decoder, Stream
+from fewbytes.codec import DecodeError, Decoder, Stream, decode
+
+FRAMES = Path(__file__).parents[1] / "frames" / "codec"
 
 EVENTS = ["send", "lost", "unconfirmed", "restart", "gone"]
 
@@ -208,3 +211,15 @@ def test_a_stream_without_a_version_says_so():
     for ask in (lambda: Stream().held, lambda: Stream().message(0)):
         with pytest.raises(UserError, match="advance"):
             ask()
+
+
+def test_what_a_stream_wrote_once_is_read():
+    """Bytes that an earlier version wrote: every later one reads them."""
+    decoder, seen = Decoder(), []
+    for name in ("whole", "difference"):
+        got = decoder.decode((FRAMES / f"stream-{name}.frame").read_bytes())
+        seen.append((decoder.version, float(got["layer.weight"].sum()), got["norm.num_batches_tracked"].item()))
+    assert [version for version, *_ in seen] == [1, 2]
+    assert seen[0][1] == float(decode((FRAMES / "tensors.frame").read_bytes())["layer.weight"].sum())
+    assert abs(seen[1][1] - seen[0][1] - 48) < 10
+    assert [count for *_, count in seen] == [7, 8]

@@ -164,9 +164,9 @@ def _decoded(path: Path, base: dict[str, Tensor] | None, named: Path | None, lim
 
 def _other(parsed: Parsed) -> str:
     """Why a message is no encoded state, and what to do with it."""
-    from fewbytes.codec.stream import Update
+    from fewbytes.codec.stream import Versions
 
-    if parsed.header.kind == Update.__name__:
+    if parsed.header.kind == Versions.__name__:
         return "is a message of a stream: decode it in Python, with fewbytes.codec.Decoder"
     return f"has a {parsed.header.kind[:80]!r} and no state: fewbytes inspect shows it"
 

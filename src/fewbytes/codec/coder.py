@@ -41,9 +41,9 @@ def check_bits(bits: float | None) -> Rate:
     return Rate(bits=float(bits))
 
 
-def encode(state: AnyState, base: AnyState | None = None, bits: float | None = None) -> bytes:
+def encode(state: AnyState, base: AnyState | None = None, bits: float | None = None, *, exact: Exact = None) -> bytes:
     """A state as bytes. `base`: a state that the receiver holds as well, such as the model it sent; only differences
-    from it travel. `bits`: how many each value takes, about (None: lossless).
+    from it travel. `bits`: how many each value takes, about (None: lossless). `exact`: as in `Encoder`.
 
     Raises TypeError for a value that cannot travel, UserError for `bits` out of range.
 
@@ -57,7 +57,7 @@ def encode(state: AnyState, base: AnyState | None = None, bits: float | None = N
     >>> len(encode(trained, base=sent, bits=1)) < len(data) < 4 * 1010
     True
     """
-    return Encoder(bits).encode(state, base)
+    return Encoder(bits, exact=exact).encode(state, base)
 
 
 def decode(data: bytes, base: AnyState | None = None, limit: int = LIMIT) -> Any:

@@ -19,7 +19,7 @@ UNLIMITED = 1 << 62  # bytes, of what was made here
 
 
 @payload
-class Update:
+class Versions:
     """What travels: the last `frames` up to a `version` of a stream, or one whole message."""
 
     stream: str
@@ -126,8 +126,8 @@ class Stream:
         stream = self._stream
         frames = stream.since(self._receivers.get(str(receiver), -1))
         if frames is None or sum(map(len, frames)) > len(self._message()):
-            return bytes(pack(Update(stream.name, stream.number, True, [self._message()]), coded=False))
-        return bytes(pack(Update(stream.name, stream.number, False, frames), coded=False))
+            return bytes(pack(Versions(stream.name, stream.number, True, [self._message()]), coded=False))
+        return bytes(pack(Versions(stream.name, stream.number, False, frames), coded=False))
 
     def received(self, receiver: Hashable, version: int) -> None:
         """A receiver has confirmed that it holds a version."""
@@ -196,7 +196,7 @@ class Decoder:
     def decode(self, data: bytes) -> Any:
         """The state that a message leads to. Raises DecodeError, of code `base` if the message needs a version not
         held here: have the sender `forget` this receiver, and send again. What is held stays then."""
-        update = unpack(Update, data, limit=self._limit)
+        update = unpack(Versions, data, limit=self._limit)
         version, now, new = self._kept.version, self._now, update.frames
         if update.whole:
             if len(new) != 1:

@@ -13,7 +13,7 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import described
 from fewbytes.codec.states import KINDS as CODEC
-from fewbytes.codec.stream import Update
+from fewbytes.codec.stream import Versions
 from fewbytes.core.method import Method, handlers_of
 from fewbytes.core.training import Local
 from fewbytes.experiments.settings import make_experiment, read_experiment
@@ -93,7 +93,7 @@ def about(name: str, method: type[Method]) -> About:
 def payloads(frame: Path) -> dict[str, type[Any]]:
     """Payload classes by name, of the method whose run the frame belongs to. For other frames, and methods that cannot
     be made here: of the codec and of all methods, except names that mean different classes in different methods."""
-    codec: dict[str, type[Any]] = {**CODEC, Update.__name__: Update}
+    codec: dict[str, type[Any]] = {**CODEC, Versions.__name__: Versions}
     try:
         handlers = (
             make_experiment(read_experiment(frame.absolute().parent.parent / "config.toml")).build_method().handlers()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fewbytes.codec import Encoder, decode
+from fewbytes.codec import Encoder, Stream, decode
 
 HERE = Path(__file__).parent
 
@@ -43,6 +43,12 @@ def main() -> None:
             "layout": {key: [str(each.dtype).removeprefix("torch."), list(each.shape)] for key, each in named.items()},
             "sums": [float(each.reshape(-1).sum()) for each in named.values()],
         }
+    stream = Stream(1)
+    for name, value in (("stream-whole.frame", base), ("stream-difference.frame", state)):
+        stream.advance(value)
+        if not (HERE / name).exists():
+            (HERE / name).write_bytes(stream.message("a"))
+        stream.received("a", stream.version)
     (HERE / "index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
