@@ -256,7 +256,7 @@ def test_what_is_no_table_is_one_line_that_shows_no_row(tmp_path, text, says):
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(fb.UserError, match=says) as error:
         read_table("table", {"train": file}, Schema(target=("target",)))
-    assert "60" not in str(error.value)
+    assert "60" not in str(error.value).replace(str(tmp_path), "")  # the folder's name may have it
 
 
 def test_a_column_in_other_units_is_warned_of(wards):
