@@ -66,6 +66,7 @@ SLOW = {
     "process/test_flower_processes.py": "deployments and simulations of every kind",
     "process/test_hospitals.py": "an example over a slow link",
     "process/test_kill.py": "kill -9 at every stage",
+    "process/test_language_model_example.py": "an example in Flower's simulation",
     "process/test_notebooks.py::test_a_notebook_runs": "every tutorial",
     "process/test_own_transport.py": "a server and clients over HTTP",
     "process/test_resident_nodes.py": "nodes that outlive their servers",

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from cases import CASES, tiny_task
 from commands import fewbytes
+from flower_run import flower_run
 from places import TEST, TRAIN, options
 from runs import PATIENCE, ROUNDS, fingerprint, lines, tensorboard_scalars, until
 
@@ -150,12 +150,6 @@ def test_a_deployment_is_not_resumed_as_a_local_run(tmp_path):
     assert "fewbytes deploy" in done.stderr
 
 
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
 @RAY
 @pytest.mark.parametrize("component", ["apps", "own"])
 def test_the_example_app_runs_as_its_readme_says(component, tmp_path):
@@ -163,33 +157,10 @@ def test_the_example_app_runs_as_its_readme_says(component, tmp_path):
     shutil.copytree(TESTS.parent / "examples" / "03_flower", app)
     text = (app / "pyproject.toml").read_text()
     (app / "pyproject.toml").write_text(text.replace("fewbytes_example.apps", f"fewbytes_example.{component}"))
-    scripts = Path(sys.executable).parent
-    environment = os.environ | {
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(tmp_path / "home"),
-        "FEWBYTES_HOME": str(tmp_path / "fewbytes"), "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ADDRESS": "local",  # not a cluster that somebody left on this machine
-        "FLWR_LOCAL_CONTROL_API_PORT": free_port(), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": free_port(),
-    }  # fmt: skip
     out = tmp_path / "run"
-    command = ["flwr", "run", ".", "--stream", "--run-config", f'out="{out}" rounds=2']
-    try:
-        for _ in range(5):  # Flower gives its SuperLink 15 s to start, which a busy machine may not
-            done = subprocess.run(command, cwd=app, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-            if "Failed to start local SuperLink" not in done.stdout + done.stderr:
-                break
-        assert (out / "result.json").exists(), done.stdout + done.stderr
-        assert json.loads((out / "result.json").read_text())["status"] == "done"
-    finally:  # Flower's local SuperLink stays up
-        for process in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                if (
-                    b"flower-superlink" in process.read_bytes()
-                    and str(tmp_path).encode() in (process.parent / "environ").read_bytes()
-                ):
-                    os.kill(int(process.parent.name), signal.SIGTERM)
-            except OSError:
-                continue
+    printed = flower_run(app, tmp_path, f'out="{out}" rounds=2', FEWBYTES_HOME=str(tmp_path / "fewbytes"))
+    assert (out / "result.json").exists(), printed
+    assert json.loads((out / "result.json").read_text())["status"] == "done"
 
 
 def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(tmp_path):
