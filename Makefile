@@ -7,7 +7,7 @@ FLOWERS := 1.40.0 1.42.0
 # the tests begin hundreds of processes: Python keeps what it compiles of the libraries, whatever the caller's setting
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-all test-flowers lint docs package bench hardening clean
+.PHONY: demo test test-slow test-all test-flowers test-nvflare lint docs package bench hardening clean
 
 # the core alone, for the demo
 .venv/core: pyproject.toml
@@ -33,7 +33,7 @@ test-slow: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
 
 # before a release, and by who touches what all methods stand on; what has passed is then written down
-test-all: lint docs package test test-slow test-flowers
+test-all: lint docs package test test-slow test-flowers test-nvflare
 	$(BIN)/python tests/levels.py
 
 # the oldest and the newest version that the package takes, each laid over the one that is installed
@@ -44,6 +44,17 @@ test-flowers: .venv/installed
 		PYTHONPATH=.flowers/$$version $(BIN)/python -m pytest -n 2 --dist loadfile \
 			tests/flower tests/process/test_deployment.py || exit 1; \
 	done
+
+# NVFlare pins versions of packages that others need newer, so it has an environment beside the usual one
+.venv/nvflare: .venv/installed
+	$(PYTHON) -m venv .nvflare
+	$(abspath $(BIN))/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.nvflare/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/after.pth"
+	.nvflare/bin/python -m pip install --quiet --disable-pip-version-check --no-compile 'nvflare>=2.9,<2.10'
+	@touch $@
+
+test-nvflare: .venv/nvflare
+	PYTHONPATH=src .nvflare/bin/python -m pytest tests/nvflare
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -57,7 +68,7 @@ hardening: .venv/installed
 	$(BIN)/python benchmarks/hardening
 
 clean:
-	rm -rf .venv .flowers .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .nvflare .flowers .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # the site, in build/docs; a warning is an error
 docs: .venv/installed

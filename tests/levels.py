@@ -53,6 +53,7 @@ SLOW = {
     "cli/test_cli.py::test_interrupted": "long runs that are interrupted",
     "flower/test_private.py::test_a_simulations_pool": "starts Ray",
     "flower/test_flower.py::test_with_a_schedule": "runs with clients that come and go",
+    "nvflare/test_nvflare_simulator.py": "runs of NVFlare's simulator",
     "process/test_adapters_example.py": "an example of minutes",
     "process/test_chaos.py": "deployments over links that fail",
     "process/test_cluster.py": "Ray on two hosts",

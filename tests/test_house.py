@@ -23,7 +23,7 @@ FLOORS = [
     ["generators"],
     ["methods", "engines"],
     ["running"],
-    ["report", "flower"],
+    ["report", "flower", "nvflare"],
     ["experiments"],
     ["analysis"],
     ["reproduce"],
@@ -33,7 +33,7 @@ FLOORS = [
 ]
 """A room may import itself and the floors below its own."""
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
-ONLY = {"flwr": "flower", "typer": "cli", "jinja2": "report"}
+ONLY = {"flwr": "flower", "nvflare": "nvflare", "typer": "cli", "jinja2": "report"}
 ROOT = Path(__file__).parents[1]
 
 IMPORTS = {name: imports_of(path) for name, path in MODULES.items()}
@@ -121,7 +121,7 @@ def test_the_package_imports_nothing_that_only_some_need():
     code = "import sys; from fewbytes import *; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert "torch" in loaded
-    assert not {"flwr", "typer", "jinja2", "sklearn", "torchvision"} & set(loaded)
+    assert not {"flwr", "nvflare", "typer", "jinja2", "sklearn", "torchvision"} & set(loaded)
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["probe"]])
