@@ -6,6 +6,7 @@ import copy
 import json
 import random
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -345,6 +346,44 @@ def test_jobs_do_not_mix():
             got, back = job.round(at, moved(model(seed), 0.1 * number), moved)
             assert (got["w"] - model(seed)["w"]).abs().mean() < 0.5
             assert (back["w"] - got["w"]).abs().mean() < 0.1
+
+
+class Workspace:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get_run_dir(self, job: str) -> str:
+        return str(self._folder)
+
+
+def test_a_client_that_is_swapped_out_resumes(tmp_path):
+    """As NVFlare's simulator does with fewer threads than clients: each task has a new process."""
+
+    def swapped(event: str, at: Place) -> Place:
+        context = at.manager.new_context()
+        context.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(tmp_path), private=True, sticky=False)
+        at.data_filter.handle_event(event, context)
+        return at
+
+    replies = {}
+    for swaps in (False, True):
+        job, at, sizes = Job(server(1)), client(bits=1), []
+        for number in range(4):
+            if swaps:
+                at = swapped(EventType.SWAP_IN, client(bits=1))
+            task, sent = job.send(at, weights(moved(model(), seed=number)))
+            got = job.receive(at, task, sent)
+            reply = job.reply(at, task, weights(moved(got, seed=10 + number)))
+            if number != 2:  # this one is lost
+                job.accept(at, task, reply)
+            swapped(EventType.AFTER_SEND_TASK_RESULT, at)
+            sizes.append((size(sent), from_shareable(reply).data[KEY]))
+        assert sizes[1][0] < sizes[0][0] / 3
+        replies[swaps] = sizes
+    assert replies[True] == replies[False]
+    (tmp_path / "fewbytes.state").write_bytes(b"damaged")
+    at = swapped(EventType.SWAP_IN, client(bits=1))
+    assert (job.round(at, got, moved)[0]["w"] - got["w"]).norm() < 0.5
 
 
 def test_a_server_that_restarts_sends_the_whole_model():

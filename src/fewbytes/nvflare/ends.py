@@ -16,6 +16,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.codec import Decoder, Encoder, Stream, decode
 from fewbytes.codec.coder import LIMIT
+from fewbytes.wire import pack_state, unpack_state
 
 LARGEST = 1 << 36
 """Maximum bytes of a model that a client takes from its server."""
@@ -44,6 +45,16 @@ class Order:
         if not isinstance(accepted, str) or not isinstance(stream, str):
             return None
         return Order(accepted, decodes is True, stream)
+
+
+@dataclass
+class Kept:
+    """What a client's end saves, by task's name: streams, decoders and encoders; and the task of its last result."""
+
+    streams: dict[str, str]
+    decoders: dict[str, bytes]
+    encoders: dict[str, bytes]
+    sent: str
 
 
 class ServerEnd:
@@ -95,22 +106,26 @@ class ServerEnd:
 
 
 class ClientEnd:
-    """A client's end of a job: the models that it holds, what rounding lost of its results, and the last task."""
+    """A client's end of a job: the models that it holds, what rounding lost of its results, and the last task. `swaps`:
+    whether its process may end after a task, so that it is saved after each."""
 
     def __init__(self) -> None:
+        self.swaps = False
         self.order: Order | None = None
         self._decoders: dict[str, Decoder] = {}
         self._encoders: dict[str, Encoder] = {}
+        self._saved: dict[str, bytes] = {}  # of encoders that were not used since `load`
         self._streams: dict[str, str] = {}
         self._model: State = {}
         self._sent = ""
+        self._accepted = True
 
     def begin(self, order: Order | None) -> None:
         """A task has come, with what the server states beside it: the last result was accepted, or has not happened."""
         self.order, self._model = order, {}
-        accepted = order is not None and order.accepted == self._sent
+        self._accepted = order is not None and order.accepted == self._sent
         for encoder in self._encoders.values():
-            encoder.commit() if accepted else encoder.rollback()
+            encoder.commit() if self._accepted else encoder.rollback()
 
     def holds(self) -> dict[str, list[Any]]:
         """What to report to the server: by task's name, a stream and the version of it that is held here."""
@@ -136,7 +151,24 @@ class ClientEnd:
     ) -> tuple[bytes, bool]:
         """A result as bytes, and whether it is coded against the model that came. `task`: its name and id; `whole`:
         the result is weights, and not a difference already."""
-        name, self._sent = task
-        encoder, model = self._encoders.setdefault(name, new()), self._model
+        (name, self._sent), model = task, self._model
+        encoder = self._encoders.setdefault(name, new())
+        if name in self._saved:
+            encoder.load(self._saved.pop(name))
+            encoder.commit() if self._accepted else encoder.rollback()
         against = whole and all(each in model and model[each].shape == value.shape for each, value in state.items())
         return encoder.encode(state, model if against else None), against
+
+    def state(self) -> bytes:
+        """What to save, to resume in another process: see `load`."""
+        decoders = {task: decoder.state() for task, decoder in self._decoders.items()}
+        encoders = self._saved | {task: encoder.state() for task, encoder in self._encoders.items()}
+        return bytes(pack_state(Kept(dict(self._streams), decoders, encoders, self._sent)))
+
+    def load(self, data: bytes) -> None:
+        """Resume from what `state` returned. Raises FrameError if it is damaged."""
+        kept, decoders = unpack_state(Kept, data), dict[str, Decoder]()
+        for task, saved in kept.decoders.items():
+            decoders[task] = Decoder(LARGEST)
+            decoders[task].load(saved)
+        self._streams, self._decoders, self._saved, self._sent = kept.streams, decoders, kept.encoders, kept.sent

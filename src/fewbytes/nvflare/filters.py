@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nvflare.apis.event_type import EventType
@@ -19,6 +21,7 @@ from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
 from fewbytes.base.errors import FrameError
+from fewbytes.base.files import replacing
 from fewbytes.codec import Encoder, Stream
 from fewbytes.codec.coder import check_bits
 from fewbytes.nvflare.ends import ClientEnd, Order, ServerEnd
@@ -130,11 +133,27 @@ class ModelDecoder(_ModelFilter):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """When the job starts, make known that this end can decode."""
-        if event_type == EventType.START_RUN:
-            if self._is_of_task_data:
-                self._report(fl_ctx, _end(fl_ctx, ClientEnd))
-            else:
+        if not self._is_of_task_data:
+            if event_type == EventType.START_RUN:
                 _end(fl_ctx, ServerEnd).decodes = True
+            return
+        end = _end(fl_ctx, ClientEnd)
+        if event_type == EventType.SWAP_IN:
+            self._swap_in(fl_ctx, end)
+        elif event_type == EventType.AFTER_SEND_TASK_RESULT and end.swaps:
+            with replacing(_file(fl_ctx)) as written:
+                written.write(end.state())
+        if event_type in (EventType.START_RUN, EventType.SWAP_IN):
+            self._report(fl_ctx, end)
+
+    @staticmethod
+    def _swap_in(fl_ctx: FLContext, end: ClientEnd) -> None:
+        """NVFlare's simulator with fewer threads than clients kills a client's process after each task (often before
+        SWAP_OUT has been handled): so save after each task what this end keeps, and load it here."""
+        end.swaps = True
+        if not end.holds() and _file(fl_ctx).exists():
+            with contextlib.suppress(FrameError):  # without it, the next model comes whole
+                end.load(_file(fl_ctx).read_bytes())
 
     def _process(self, shareable: Shareable, fl_ctx: FLContext, task: tuple[str, str]) -> Shareable:
         if self._is_of_task_data:
@@ -199,6 +218,11 @@ def _end(fl_ctx: FLContext, kind: type[End]) -> End:
             end = kind()
             fl_ctx.set_prop(END, end, private=True, sticky=True)
         return end
+
+
+def _file(fl_ctx: FLContext) -> Path:
+    """Where a client's end is saved: in the job's folder at this site."""
+    return Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_run_dir(fl_ctx.get_job_id())) / f"{KEY}.state"
 
 
 def _share(data: bytes, parts: Parts) -> str:
