@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewbytes.base.errors import LikelyMistake, UserError
 from fewbytes.codec import DecodeError, Encoder, decode, encode
 from fewbytes.wire.values import flat_words
 
-BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a machine that does other things
 FRAMES = Path(__file__).parents[1] / "frames" / "codec"
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
@@ -58,7 +57,6 @@ class Net(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(30)
 
 
-@BUSY
 @given(states(), states(), st.booleans())
 def test_what_is_encoded_without_bits_comes_back_to_the_bit(state, base, has_base):
     against = base if has_base else None
@@ -161,7 +159,7 @@ def test_numbered_arrays_say_once_that_statistics_are_not_known():
         Encoder(1, exact=[7]).encode(state)
 
 
-@settings(BUSY, max_examples=20)
+@settings(max_examples=20)
 @given(st.sampled_from([0.3, 1, 3]), st.integers(0, 1000))
 def test_what_rounding_loses_is_sent_later(bits, seed):
     """The sum of all that was received is the sum of all that was sent, but for what is still in the residual."""
