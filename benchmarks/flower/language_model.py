@@ -41,7 +41,7 @@ def changed(to: Path, mods: str, bits: str, out: Path) -> None:
         (to / "language_model" / file).write_text(text.replace(line, new))
 
 
-def run(place: Path, mods: str, bits: str, clients: int, config: str) -> tuple[list[float], float, float]:
+def run(place: Path, mods: str, bits: str, clients: int, rounds: int, config: str) -> tuple[list[float], float, float]:
     """The loss of each round, and the MB up and down."""
     changed(place / "app", mods, bits, place / "out")
     programs = str(Path(sys.executable).parent)
@@ -53,13 +53,14 @@ def run(place: Path, mods: str, bits: str, clients: int, config: str) -> tuple[l
         "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
     }  # fmt: skip
     federation = f"num-supernodes={clients} client-resources-num-cpus=1"
-    command = ["flwr", "run", str(place / "app"), "--federation-config", federation, "--run-config", config, "--stream"]
+    command = ["flwr", "run", str(place / "app"), "--stream", "--federation-config", federation]
+    command += ["--run-config", f"num-server-rounds={rounds} {config}"]
     try:
         done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=7200)
     finally:
         end_started(environment["FLWR_HOME"])
     losses = re.findall(r"MetricRecord: {'eval_loss': ([0-9.]+)", done.stdout + done.stderr)
-    if not losses:
+    if len(losses) != rounds:
         raise RuntimeError((done.stdout + done.stderr)[-4000:])
     rows = [json.loads(line) for line in (place / "out" / "bytes.jsonl").read_text().splitlines()]
     up, down = (sum(row["bytes"] for row in rows if row["way"] == way) / 1e6 for way in ("up", "down"))
@@ -77,8 +78,7 @@ def main() -> None:
     print("| | MB up | MB down | loss after one round | final loss |\n| --- | --- | --- | --- | --- |", flush=True)
     for name in given.variants:
         with tempfile.TemporaryDirectory() as place:
-            config = f"num-server-rounds={given.rounds} {given.config}"
-            losses, up, down = run(Path(place), *VARIANTS[name], given.clients, config)
+            losses, up, down = run(Path(place), *VARIANTS[name], given.clients, given.rounds, given.config)
         print(f"| {name} | {up:.3g} | {down:.3g} | {losses[0]:.3f} | {losses[-1]:.3f} |", flush=True)
 
 
