@@ -291,6 +291,17 @@ def test_the_ledger_counts_what_travels(tmp_path):
     assert all(row["bytes"] < row["plain"] / 2 for row in up)
 
 
+def test_an_exchange_is_a_line_in_the_log_of_the_directions_in_which_something_moved(caplog):
+    with caplog.at_level(logging.INFO, logger="flwr.fewbytes"):
+        grid = FewGrid(Nodes(client_app([fewbytes_mod(1)])), 1)
+        for kind in ("train", "evaluate"):
+            arrays = ArrayRecord(Net().state_dict())
+            list(grid.send_and_receive([Message(RecordDict({"arrays": arrays}), 1000, kind)], timeout=5))
+    lines = [record.message for record in caplog.records if "MB" in record.message]
+    assert [(" up" in line, " down" in line) for line in lines] == [(True, True), (False, True)]
+    assert "times fewer) up, " in lines[0]
+
+
 def test_compressed_is_the_same_app_before_and_after_it_is_decorated():
     seen = []
     for first in (True, False):

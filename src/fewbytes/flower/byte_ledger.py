@@ -44,7 +44,9 @@ class ByteLedger:
         """A line on the bytes since the last one."""
         now = {key: value - self._before[key] for key, value in self.totals.items()}
         self._before = dict(self.totals)
-        log.info("fewbytes: %s up, %s down", *(_share(now[way], now[f"plain_{way}"]) for way in ("up", "down")))
+        moved = [f"{_share(now[way], now[f'plain_{way}'])} {way}" for way in ("up", "down") if now[f"plain_{way}"]]
+        if moved:
+            log.info("fewbytes: %s", ", ".join(moved))
 
 
 def _share(nbytes: int, plain: int) -> str:
