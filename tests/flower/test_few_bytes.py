@@ -286,6 +286,7 @@ def test_the_ledger_counts_what_travels(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run" / "bytes.jsonl").read_text().splitlines()]
     assert {row["way"] for row in rows} == {"up", "down"}
     assert {row["kind"] for row in rows} == {"train", "evaluate"}
+    assert {row["round"] for row in rows} == {"1", "2", "3"}
     up = [row for row in rows if row["way"] == "up" and row["kind"] == "train"]
     assert len(up) == 3 * CLIENTS
     assert all(row["bytes"] < row["plain"] / 2 for row in up)
@@ -319,10 +320,17 @@ def test_compressed_is_the_same_app_before_and_after_it_is_decorated():
     assert [type(grid) for grid in seen] == [FewGrid, FewGrid]
 
 
-def test_bits_out_of_range_are_refused_where_they_are_written():
-    for make in (lambda: fewbytes_mod(0), lambda: FewGrid(Nodes(client_app([])), 99)):
-        with pytest.raises(UserError, match="bits"):
-            make()
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: fewbytes_mod(0), "bits"), (lambda: FewGrid(Nodes(client_app([])), 99), "bits"),
+        (lambda: compressed(ServerApp(), 0), "bits"), (lambda: compressed(client_app([]), 1), "ServerApp"),
+        (lambda: fewbytes_mod(1, exact="bn"), "exact"), (lambda: compressed(ServerApp(), 1, exact=3), "exact"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_where_they_are_written(make, word):
+    with pytest.raises(UserError, match=word):
+        make()
 
 
 class OldClient(NumPyClient):

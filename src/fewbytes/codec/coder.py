@@ -17,6 +17,7 @@ from fewbytes.codec.states import (
     AnyState,
     Exact,
     Packable,
+    check_exact,
     exact_names,
     layout_of,
     packable,
@@ -125,6 +126,7 @@ class Encoder:
         averaged: bool = False,
         residual: Mapping[str, Tensor] | None = None,
     ) -> None:
+        check_exact(exact)
         self._rate, self._exact, self._averaged = check_bits(bits), exact, averaged
         self._kept = Residual(dict(residual or {}), None)
         self.nmse = 0.0

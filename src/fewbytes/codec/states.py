@@ -92,6 +92,14 @@ def path_of(packed: Packable) -> str:
     return f"{type(packed).__name__}.values"
 
 
+def check_exact(exact: Exact) -> None:
+    """Raises UserError for what names no tensors: a text, or a number."""
+    if exact is not None and (isinstance(exact, str) or not (callable(exact) or isinstance(exact, Collection))):
+        raise UserError(
+            f"exact must be a function of a name, or names or positions such as {{'norm.bias'}}, not {exact!r}"
+        )
+
+
 def exact_names(packed: Packable, exact: Exact) -> frozenset[str]:
     """The names of the tensors that are not rounded. Raises UserError for a name or position that is not there."""
     names = packed.values.dense().keys()

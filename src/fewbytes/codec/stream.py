@@ -12,7 +12,17 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.codec.coder import LIMIT, check_bits, decoded, same
 from fewbytes.codec.delta import DeltaStream, advanced, serialised
-from fewbytes.codec.states import AnyState, Exact, Packable, copied, exact_names, layout_of, packable, unpackable
+from fewbytes.codec.states import (
+    AnyState,
+    Exact,
+    Packable,
+    check_exact,
+    copied,
+    exact_names,
+    layout_of,
+    packable,
+    unpackable,
+)
 from fewbytes.wire import Lossy, pack, pack_state, payload, unpack, unpack_state
 
 UNLIMITED = 1 << 62  # bytes, of what was made here
@@ -74,6 +84,7 @@ class Stream:
     """
 
     def __init__(self, bits: float | None = None, *, exact: Exact = None, feedback: bool = True) -> None:
+        check_exact(exact)
         self._rate, self._exact, self._feedback = check_bits(bits), exact, feedback
         self._stream = DeltaStream(secrets.token_hex(8), 0, b"", {}, [])
         self._receivers: dict[str, int] = {}

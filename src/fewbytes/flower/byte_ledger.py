@@ -20,23 +20,24 @@ class ByteLedger:
         self.totals = {"up": 0, "down": 0, "plain_up": 0, "plain_down": 0}
         """In bytes, of all messages so far."""
         self._before = dict(self.totals)
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text("")  # of this run alone
 
     def sent(self, message: Message, nbytes: int, plain: int) -> None:
         """A message to a client."""
         self._add("down", message.metadata.dst_node_id, message, nbytes, plain)
 
     def received(self, message: Message, nbytes: int, plain: int) -> None:
-        """A client's reply."""
-        self._add("up", message.metadata.src_node_id, message, nbytes, plain)
+        """The reply to a message."""
+        self._add("up", message.metadata.dst_node_id, message, nbytes, plain)
 
     def _add(self, way: str, node: int, message: Message, nbytes: int, plain: int) -> None:
         self.totals[way] += nbytes
         self.totals[f"plain_{way}"] += plain
         if self._file is not None:
             about = message.metadata
-            row = {"round": about.group_id, "kind": about.message_type, "node": str(node), "way": way}
+            row = {"round": _round(message), "kind": about.message_type, "node": str(node), "way": way}
             with self._file.open("a") as file:
                 file.write(json.dumps(row | {"bytes": nbytes, "plain": plain}) + "\n")
 
@@ -47,6 +48,14 @@ class ByteLedger:
         moved = [f"{_share(now[way], now[f'plain_{way}'])} {way}" for way in ("up", "down") if now[f"plain_{way}"]]
         if moved:
             log.info("fewbytes: %s", ", ".join(moved))
+
+
+def _round(message: Message) -> str:
+    """The round that a strategy states in a message."""
+    for record in message.content.config_records.values() if message.has_content() else ():
+        if "server-round" in record:
+            return str(record["server-round"])
+    return message.metadata.group_id
 
 
 def _share(nbytes: int, plain: int) -> str:

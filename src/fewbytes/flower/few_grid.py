@@ -17,10 +17,10 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from fewbytes.base.errors import FrameError
+from fewbytes.base.errors import FrameError, UserError, with_article
 from fewbytes.codec import Stream, decode, encode
 from fewbytes.codec.coder import LIMIT, check_bits, same
-from fewbytes.codec.states import Exact, packable
+from fewbytes.codec.states import Exact, check_exact, packable
 from fewbytes.flower.byte_ledger import ByteLedger
 from fewbytes.flower.private.messages import failed, in_reply_to
 from fewbytes.flower.records import KEY, UNKNOWN, Arrays, arrays_of, data_of, encoded, nbytes, record_of, with_records
@@ -216,7 +216,7 @@ class FewGrid(Grid):
             if flight.held and node.uses_mod is None:
                 node.uses_mod = False
                 LOG.warning("fewbytes: node %d does not use fewbytes_mod: it gets plain messages", number)
-            self.ledger.received(reply, nbytes(reply.content), nbytes(reply.content))
+            self.ledger.received(flight.message, nbytes(reply.content), nbytes(reply.content))
             return reply
         if about.get("needs") == "whole":
             self._ask_again(flight, number)
@@ -226,13 +226,13 @@ class FewGrid(Grid):
             records = self._records(reply.content, about, flight.held)
         except FrameError as error:
             LOG.warning("fewbytes: the reply of node %d is left out: %s", number, error)
-            self.ledger.received(reply, up, 0)
+            self.ledger.received(flight.message, up, 0)
             return failed(reply, Error(FAILED, f"fewbytes: {error}"))
         node.uses_mod, node.accepted = True, int(about.get("number", 0))  # type: ignore[arg-type]
         for name, version in flight.versions.items():
             self._streams[name].received(number, version)
         reply.content = with_records(reply.content, records, None)
-        self.ledger.received(reply, up, nbytes(reply.content))
+        self.ledger.received(flight.message, up, nbytes(reply.content))
         return reply
 
     def _records(self, content: RecordDict, about: ConfigRecord, held: Mapping[str, Arrays]) -> dict[str, ArrayRecord]:
@@ -277,7 +277,10 @@ def compressed(
     >>> from fewbytes.flower.few_grid import compressed
     >>> app = compressed(ServerApp(), bits=1)
     """
+    if not isinstance(app, ServerApp):
+        raise UserError(f"compressed takes a ServerApp, not {with_article(type(app))}")
     check_bits(bits)
+    check_exact(exact)
     return _Compressed(app, partial(FewGrid, bits=bits, exact=exact, feedback=feedback, out=out))
 
 

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from fewbytes.base.errors import FrameError
 from fewbytes.codec import Decoder, Encoder, decode
 from fewbytes.codec.coder import check_bits
-from fewbytes.codec.states import Exact
+from fewbytes.codec.states import Exact, check_exact
 from fewbytes.flower.records import KEY, LARGEST, UNKNOWN, Arrays, arrays_of, data_of, encoded, record_of, with_records
 
 Call = Callable[[Message, Context], Message]
@@ -30,9 +30,12 @@ def fewbytes_mod(bits: float | None = None, *, exact: Exact = None) -> Callable[
     >>> app = ClientApp(mods=[fewbytes_mod(bits=0.5)])
     """
     check_bits(bits)
+    check_exact(exact)
 
     def mod(message: Message, context: Context, call_next: Call) -> Message:
         if not message.has_content() or KEY not in message.content.config_records:
+            if message.has_content() and message.content.array_records:
+                LOG.info("fewbytes: the server does not use compressed(): its messages and this node's are plain")
             return call_next(message, context)
         order, end = message.content.config_records[KEY], _End(context, bits, exact)
         try:
