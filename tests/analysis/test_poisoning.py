@@ -78,7 +78,7 @@ def test_by_the_mean_the_model_is_the_liar_s_and_by_the_median_it_is_not(run):
     assert mean is None or mean < clean - 0.2
     assert median > clean - 0.03
     assert [row["rule"] for row in result["poisoned"]] == ["mean", "median"]
-    assert len(result["liars"]) == 1
+    assert len(result["malicious"]) == 1
     succeeds, withstands = poison_words(result)
     assert "With the mean the attack succeeds" in succeeds
     assert "median withstands it" in withstands
@@ -154,7 +154,7 @@ def test_the_command_line_tells_the_result(run):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result == json.loads((run / "poison.json").read_text())
-    assert (result["poison"], len(result["liars"]), result["factor"]) == ("flip", 2, 2.0)
+    assert (result["poison"], len(result["malicious"]), result["factor"]) == ("flip", 2, 2.0)
 
 
 def test_mistakes_are_told_and_nothing_is_written(run, tmp_path):

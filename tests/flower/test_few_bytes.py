@@ -423,3 +423,22 @@ def test_messages_that_overtake_replies_lose_nothing(plain):
     replies = [reply for each in ids for reply in grid.pull_messages(each)]
     assert len(replies) == 4
     assert not any(reply.has_error() for reply in replies)
+
+
+def test_an_old_model_that_is_sent_again_is_no_new_version():
+    """A node asks again for a message after the server has gone on to the next model."""
+    nodes = Nodes(client_app([fewbytes_mod(1)]))
+    grid, first = FewGrid(nodes, 1), Net().state_dict()
+    later = {name: value + 0.01 if value.is_floating_point() else value for name, value in first.items()}
+
+    def push(node: int, arrays: dict) -> list[str]:
+        return list(grid.push_messages([Message(RecordDict({"arrays": ArrayRecord(arrays)}), node, "train")]))
+
+    list(grid.pull_messages(push(1000, first)))
+    old = push(1000, first)
+    nodes.contexts[0].state = RecordDict()
+    push(1001, later)
+    replies = [*grid.pull_messages(old), *grid.pull_messages(old)]
+    assert [reply.has_error() for reply in replies] == [False]
+    assert set(replies[0].content["arrays"]) == set(first)
+    assert grid._streams["arrays"].version == 2

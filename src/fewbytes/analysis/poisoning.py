@@ -195,7 +195,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
         "method": experiment.method,
         **{f.name: getattr(how, f.name) for f in dataclasses.fields(how)},
         **how.in_text(),
-        "liars": malicious_clients,
+        "malicious": malicious_clients,
         "clients": clients,
         "chance": 1 / len(task.data.classes),
         "clean": {"rule": str(experiment.run.aggregate), **clean, "uplink_bytes": sent, "refused": 0},
@@ -212,7 +212,7 @@ def poison_table(result: dict[str, Any]) -> Table:
     backdoor = result["poison"] == "backdoor"
     figures = ["accuracy", *(["attack success"] if backdoor else []), "uplink, MB"]
     table = figures_table(caption, ["clients", "aggregate"], figures)
-    malicious = f"{len(result['liars'])} of {result['clients']} clients malicious"
+    malicious = f"{len(result['malicious'])} of {result['clients']} clients malicious"
     for who, row in [("honest", result["clean"]), *((malicious, row) for row in result["poisoned"])]:
         accuracy = "diverges" if row["accuracy"] is None else percent(row["accuracy"])
         success = [percent(row["success"])] if backdoor else []

@@ -109,6 +109,10 @@ class Stream:
             raise UserError("the stream has no version yet: call advance first")
         return unpackable(copied(self._now))
 
+    def is_last(self, state: AnyState) -> bool:
+        """Whether a state is the one that the last version was made of."""
+        return self._given is not None and same(packable(state), self._given)
+
     def advance(self, state: AnyState) -> Any:
         """Make a state the next version; returns it as receivers will have it. A state equal to the last one makes no
         version. One of other names, types or shapes is sent whole, as is one with nothing in common with the last: its

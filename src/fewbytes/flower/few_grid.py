@@ -155,7 +155,9 @@ class FewGrid(Grid):
             self.ledger.log(LOG)
         return replies
 
-    def _encoded(self, messages: Sequence[Message]) -> list[tuple[_Flight, Message]]:
+    def _encoded(self, messages: Sequence[Message], again: bool = False) -> list[tuple[_Flight, Message]]:
+        """Messages as they travel. One that is sent `again`, and is not the last model any more, makes no version: it
+        goes as it is."""
         batch, named = _Batch(), dict[str, list[Arrays]]()
         for message in messages:
             for name, record in message.content.array_records.items() if message.has_content() else ():
@@ -167,7 +169,8 @@ class FewGrid(Grid):
         for name, (first, *rest) in named.items():
             if all(same(packable(first), packable(other)) for other in rest):
                 stream = self._streams.setdefault(name, self._stream())
-                batch.held[name] = stream.advance(first)
+                if not again or stream.is_last(first):
+                    batch.held[name] = stream.advance(first)
         return [self._outgoing(message, batch) for message in messages]
 
     def _outgoing(self, message: Message, batch: _Batch) -> tuple[_Flight, Message]:
@@ -257,7 +260,7 @@ class FewGrid(Grid):
         self._nodes[number] = _Node(None, self._nodes[number].accepted)
         for stream in self._streams.values():
             stream.forget(number)
-        ((again, sent),) = self._encoded([flight.message])
+        ((again, sent),) = self._encoded([flight.message], again=True)
         again.first = flight.first
         for name in filter(None, self._grid.push_messages([sent])):
             self._flights[name] = again

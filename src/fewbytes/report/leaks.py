@@ -71,7 +71,7 @@ def poisoned(runs: Sequence[RunFolder]) -> list[PoisonedRun]:
 
 
 def _poisoned(label: str, poison: Poison) -> PoisonedRun:
-    malicious = f"{len(poison['liars'])} of {poison['clients']} clients are malicious ({poison['poison']})"
+    malicious = f"{len(poison['malicious'])} of {poison['clients']} clients are malicious ({poison['poison']})"
     rows = [("honest", poison["clean"]), *((malicious, row) for row in poison["poisoned"])]
     return PoisonedRun(label, poison, rows, poison_words(poison))
 

@@ -177,7 +177,7 @@ class Poison(TypedDict):
     """`poison.json`, as far as a report reads it: the attack, the run without it, the runs with it (mean first)."""
 
     poison: str
-    liars: list[int]
+    malicious: list[int]
     clients: int
     chance: float
     clean: Poisoned
