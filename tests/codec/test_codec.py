@@ -16,7 +16,7 @@ from fewbytes.base.errors import LikelyMistake, UserError
 from fewbytes.codec import DecodeError, Encoder, decode, encode
 from fewbytes.wire.values import flat_words
 
-FRAMES = Path(__file__).parents[1] / "frames" / "codec"
+FRAMES = Path(__file__).parent / "frames"
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -250,7 +250,7 @@ def test_other_frames_and_kinds_of_array_are_refused():
 
 
 def golden() -> dict[str, dict]:
-    """By file in tests/frames/codec: its base, and what it holds."""
+    """By file in tests/codec/frames: its base, and what it holds."""
     return json.loads((FRAMES / "index.json").read_text())
 
 

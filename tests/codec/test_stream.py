@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fewbytes.base.errors import UserError
 from fewbytes.codec import DecodeError, Decoder, Stream, decode
 
-FRAMES = Path(__file__).parents[1] / "frames" / "codec"
+FRAMES = Path(__file__).parent / "frames"
 
 EVENTS = ["send", "lost", "unconfirmed", "restart", "gone"]
 
