@@ -12,9 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "examples/**/*.md")
-ROOMS = ("analysis", "cli", "experiments", "methods", "report", "reproduce")
-PLACES = (*DOCUMENTS, *(f"src/fewbytes/{room}/**/*.py" for room in ROOMS))
-"""The checked files. More rooms of the source may join."""
+PLACES = (*DOCUMENTS, "src/fewbytes/**/*.py")
+"""The checked files."""
 DIALECT = {
     "a page of it": r"\bmakes? a page of\b",
     "alike, unlike": r"\bor alike\b|\bunlike (?:clients|shares|speeds|things)\b",

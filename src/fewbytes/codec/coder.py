@@ -158,11 +158,11 @@ class Encoder:
         self._kept.committed, self._kept.pending = self.residual, None
 
     def rollback(self) -> None:
-        """The last message was not accepted: what it lost was not sent, and what it sent was lost before."""
+        """The last message was not accepted: the residual is again what it was before this message."""
         self._kept.pending = None
 
     def state(self) -> bytes:
-        """What to save, to go on after a restart: see `load`."""
+        """What to save to continue after a restart: see `load`."""
         return bytes(pack_state(self._kept))
 
     def load(self, data: bytes) -> None:

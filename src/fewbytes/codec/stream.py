@@ -153,7 +153,7 @@ class Stream:
         self._receivers.pop(str(receiver), None)
 
     def state(self) -> bytes:
-        """What to save, to go on after a restart: see `load`."""
+        """What to save to continue after a restart: see `load`."""
         stream, whole = self._stream, b"" if self._now is None else self._message()
         kept = Sender(stream.name, stream.number, whole, stream.lost, stream.steps, self._receivers)
         return bytes(pack_state(kept))
@@ -232,7 +232,7 @@ class Decoder:
         self._kept, self._now = Receiver(name, version, b""), copied(packable(state))
 
     def state(self) -> bytes:
-        """What to save, to go on after a restart: see `load`."""
+        """What to save to continue after a restart: see `load`."""
         held = b"" if self._now is None else bytes(pack(self._now, coded=False))
         return bytes(pack_state(Receiver(self._kept.stream, self._kept.version, held)))
 

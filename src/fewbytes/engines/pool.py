@@ -34,7 +34,7 @@ class WorkerPool(Transport):
         self.runner, self.exchange, self.ahead = runner, Exchange(), AHEAD * workers
         self._forks = ForkServer(runner, self.exchange)
         self._queue: deque[Job] = deque()
-        self._ended: dict[int, Done] = {}  # what came of jobs, by number, until it is asked for
+        self._ended: dict[int, Done] = {}  # the results of jobs, by number, until asked for
         self._attempts: dict[int, int] = {}
         self._workers: list[Worker] = []
         self.replaced = 0

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,208 +51,228 @@ OF_TABLES = (
 """The settings for reading tables."""
 
 
-@dataclass
-class Loading:
-    """Loads the data that the settings name. Afterwards `data` and `model` hold what the data determined: class names,
-    columns, the statistics of a normalisation."""
+@dataclass(frozen=True)
+class Loaded:
+    """An experiment's data, and what they determined."""
 
+    federated: FederatedData
+    agreed: Mapping[str, str]
+    """What servers and nodes must agree on."""
     data: DataSettings
-    partition: Partition
+    """The settings, with class names and the meaning of columns."""
     model: ModelSettings
-    cut: Any = field(default=None, init=False, repr=False)
-    """The tokenizer, after it is read."""
-    notes: list[str] = field(default_factory=list, init=False, repr=False)
+    """The settings, with the statistics of a normalisation."""
+    tokenizer: Any = None
+    """Of texts."""
+    notes: tuple[str, ...] = ()
     """Findings while reading the data, one line each."""
 
-    def federated(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
-        """The clients' data, and what servers and nodes must agree on. `here`: with a local partition, the clients
-        whose data are on this machine; None: all. Raises UserError."""
-        return self._split() if self.partition.partition != "local" else self._local(here)
 
-    def _split(self) -> tuple[FederatedData, Mapping[str, str]]:
-        """The dataset split among clients, and what servers and nodes, which all split it, must agree on."""
-        how, seed = self.data, self.model.seed
-        if how.client_data is not None or how.class_names is not None:
-            name = "class_names" if how.client_data is None else "--client-data"
-            raise UserError(f"{name} is for clients with their own data: add --partition local")
-        kind = "flwr:<Partitioner>" if self.partition.partition.startswith("flwr:") else self.partition.partition
-        for key, users in USED_BY.items():
-            if kind not in users and getattr(self.partition, key) != DECLARED[key].default:
-                raise UserError(
-                    f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
-                )
-        dataset, public = self._part(self._loaded(how.dataset)), None
-        self._keep_schema(dataset)
-        agreed = self._agreed() | {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
-        if self.partition.test != "own-share":
-            agreed["test"] = self.partition.test
-        if how.public is not None:
-            dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
-        if _by_data(self.model) and dataset.learns != "boxes":
-            figures = Normalisation.of(*channel_figures(dataset.train))
-            self.model = dataclasses.replace(self.model, normalise=figures)  # these are kept: no need to compute again
-        data = federate(dataset, self.partition, seed)
-        return dataclasses.replace(data, public=public), agreed
+def load(data: DataSettings, partition: Partition, model: ModelSettings, here: Sequence[Id] | None) -> Loaded:
+    """Load the data that the settings name. `here`: with a local partition, the clients whose data are on this
+    machine; None: all. Raises UserError."""
+    if partition.partition == "local":
+        return _local(Reader(data, model), partition, here)
+    return _split(Reader(data, model), partition)
 
-    def _local(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
-        """Each client's own dataset, if it is here, and what servers and nodes must agree on."""
-        how, seed = self.data, self.model.seed
-        for key, each in Partition.declared().items():
-            if key not in ("partition", "clients") and getattr(self.partition, each.name) != each.default:
-                raise UserError(f"{key} sets how a dataset is split, and partition local splits none: leave it out")
-        if _by_data(self.model):
+
+def _split(reader: Reader, partition: Partition) -> Loaded:
+    """The dataset split among clients; servers and nodes all split it."""
+    how, model = reader.settings, reader.model
+    if how.client_data is not None or how.class_names is not None:
+        name = "class_names" if how.client_data is None else "--client-data"
+        raise UserError(f"{name} is for clients with their own data: add --partition local")
+    kind = "flwr:<Partitioner>" if partition.partition.startswith("flwr:") else partition.partition
+    for key, users in USED_BY.items():
+        if kind not in users and getattr(partition, key) != DECLARED[key].default:
             raise UserError(
-                "normalise data needs all clients' samples, which partition local does not collect: give imagenet or "
-                "MEAN/STD"
+                f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
             )
-        if str(how.public or "").isdecimal():
-            raise UserError("partition local holds out no samples: give a dataset of the server's as public")
-        count = self.partition.clients
-        like = self._clients(here[0], alone=True) if here else _in_one_group(self._part(self._servers()))
-        self._keep_schema(like)  # the clients' tables have the same
-        names = list(like.classes) if how.class_names is None else how.class_names
-        if like.learns != "tokens":  # their names come from the tokenizer
-            self.data = dataclasses.replace(self.data, class_names=names)
-        mine = {here[0]: like} if here else {}
-        mine |= {i: self._clients(i, alone=here is not None) for i in (range(count) if here is None else here[1:])}
-        test = like.test.take([]) if here else like.numbered(names).test
-        data = federate_local([mine.get(i) for i in range(count)], test, names, like.groups)
-        if how.public is not None and not here:
-            data = dataclasses.replace(data, public=with_public(like, str(how.public), seed, how.image_size)[1])
-        agreed = self._agreed() | ({} if like.learns == "tokens" else {"classes": json.dumps(names)})
-        agreed |= {"shape of a sample": str(test.shape)}
-        return data, agreed | ({} if like.schema is None else {"columns": like.schema.text()})
+    dataset, public = reader.part(reader.dataset(how.dataset)), None
+    kept = _with_schema(how, dataset)
+    agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
+    if partition.test != "own-share":
+        agreed["test"] = partition.test
+    if how.public is not None:
+        dataset, public = with_public(dataset, str(how.public), model.seed, how.image_size)
+    if _by_data(model) and dataset.learns != "boxes":
+        figures = Normalisation.of(*channel_figures(dataset.train))
+        model = dataclasses.replace(model, normalise=figures)  # these are kept: no need to compute again
+    federated = dataclasses.replace(federate(dataset, partition, model.seed), public=public)
+    return reader.loaded(federated, agreed, kept, model)
 
-    def _schema(self) -> Schema:
-        """The meaning of tables' columns, as far as it is known yet."""
-        how = self.data
-        if how.schema is None:
-            separator = {"tab": "\t", "\\t": "\t"}.get(how.separator or "", how.separator or "")
-            if len(separator) > 1:
-                raise UserError(f"separator must be one character, or tab, not {separator!r}")
-            return Schema(
-                target=tuple(how.target or ()),
-                missing=how.missing,
-                leave_out=tuple(how.leave_out or ()),
-                columns=tuple(how.columns or ()),
-                categories=dict.fromkeys(how.categories or (), ()),
-                missing_marks=USUAL_MARKS if how.missing_marks is None else tuple(how.missing_marks),
-                limits=how.limits,
-                decimal=how.decimal,
-                date_order=how.date_order,
-                encoding=how.encoding or "",
-                separator=separator,
-                sheet=how.sheet or "",
-                group=how.group or "",
-            )
-        try:
-            return msgspec.convert(how.schema, Schema)
-        except msgspec.ValidationError as error:
-            raise UserError(f"schema: {error}") from None
 
-    def _keep_schema(self, dataset: Dataset) -> None:
-        """Keep the meaning of a table's columns, for clients' tables and for resumed runs.
-
-        Raises UserError for settings of tables if the dataset is none.
-        """
-        if dataset.schema is not None:
-            self.data = dataclasses.replace(self.data, schema=msgspec.to_builtins(dataset.schema))
-            return
-        of_text: tuple[str, ...] = (
-            ("target", "missing", "encoding", "separator", "sheet") if self.data.text is not None else ()
+def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> Loaded:
+    """Each client's own dataset, if it is here."""
+    how, model, count = reader.settings, reader.model, partition.clients
+    for key, each in Partition.declared().items():
+        if key not in ("partition", "clients") and getattr(partition, each.name) != each.default:
+            raise UserError(f"{key} sets how a dataset is split, and partition local splits none: leave it out")
+    if _by_data(model):
+        raise UserError(
+            "normalise data needs all clients' samples, which partition local does not collect: give imagenet or "
+            "MEAN/STD"
         )
-        if dataset.listed:
-            of_text = ("target", "group", "missing_marks", "encoding", "separator", "sheet")
-        for key in OF_TABLES:
-            if key not in of_text and getattr(self.data, key) != DECLARED[key].default:
-                raise UserError(f"{key} is for tables, and {dataset.name} is not a table: leave it out")
+    if str(how.public or "").isdecimal():
+        raise UserError("partition local holds out no samples: give a dataset of the server's as public")
+    like = reader.client(_place(how, here[0], count, True), here[0], how) if here else reader.server()
+    names = list(like.classes) if how.class_names is None else how.class_names
+    kept = _with_schema(how, like)  # the clients' tables have the same
+    if like.learns != "tokens":  # their names come from the tokenizer
+        kept = dataclasses.replace(kept, class_names=names)
+    mine = {here[0]: like} if here else {}
+    for client in range(count) if here is None else here[1:]:
+        mine[client] = reader.client(_place(how, client, count, here is not None), client, kept)
+    test = like.test.take([]) if here else like.numbered(names).test
+    federated = federate_local([mine.get(i) for i in range(count)], test, names, like.groups)
+    if how.public is not None and not here:
+        public = with_public(like, str(how.public), model.seed, how.image_size)[1]
+        federated = dataclasses.replace(federated, public=public)
+    agreed = {} if like.learns == "tokens" else {"classes": json.dumps(names)}
+    agreed |= {"shape of a sample": str(test.shape)}
+    agreed |= {} if like.schema is None else {"columns": like.schema.text()}
+    return reader.loaded(federated, agreed, kept, model)
 
-    def _clients(self, client: Id, alone: bool) -> Dataset:
-        """A client's own dataset."""
-        place = self._place(client, alone)
+
+class Reader:
+    """Reads datasets as the settings say, and keeps the tokenizer and the notes of all that it read."""
+
+    def __init__(self, settings: DataSettings, model: ModelSettings) -> None:
+        self.settings, self.model = settings, model
+        self._tokenizer: Any = None
+        self._notes: list[str] = []
+
+    def loaded(
+        self, federated: FederatedData, agreed: Mapping[str, str], data: DataSettings, model: ModelSettings
+    ) -> Loaded:
+        """What was read, and what servers and nodes with text must agree on in addition."""
+        of_text = {} if self._tokenizer is None else {TOKENIZER: tokenizer_digest(self._tokenizer)}
+        return Loaded(federated, of_text | dict(agreed), data, model, self._tokenizer, tuple(self._notes))
+
+    def client(self, place: str, client: Id, settings: DataSettings) -> Dataset:
+        """A client's own dataset, with the class names and columns of these settings."""
         with of_data():
             if is_function(place):
-                return self._part(own_data(place, client, self.data.class_names))
-            return _in_one_group(self._part(self._loaded(place)))
+                return self.part(own_data(place, client, settings.class_names))
+            return _in_one_group(self.part(self.dataset(place, schema=_schema(settings))))
 
-    def _loaded(self, name: str, only_test: bool = False) -> Dataset:
+    def server(self) -> Dataset:
+        """The server's own dataset, of which only the test samples are used."""
+        try:
+            return _in_one_group(self.part(self.dataset(self.settings.dataset, only_test=True)))
+        except UserError as error:
+            raise UserError(
+                f"{error} (with --partition local, --dataset is the server's test data: a table, or a folder with a "
+                "test set)"
+            ) from None
+
+    def part(self, dataset: Dataset) -> Dataset:
+        """The part of it that is used."""
+        self._notes += [f"{dataset.name}: {note}" for note in dataset.notes]
+        return dataset.part(self.settings.part, self.model.seed) if self.settings.part < 1 else dataset
+
+    def dataset(self, name: str, only_test: bool = False, schema: Schema | None = None) -> Dataset:
         """The dataset of that name, with boxes converted to masks if requested."""
-        how = self.data
+        how, schema = self.settings, schema or _schema(self.settings)
         if how.text is not None or (name != "digits" and not is_function(name) and holds_text(name)):
             if len(how.target or ()) > 1:
                 raise UserError("a text has one class: give one column as target")
             label = how.target[0] if how.target else None
-            return load_text(name, self._tokenizer(), how.length, how.text, label, only_test, self._schema())
+            return load_text(name, self._read_tokenizer(), how.length, how.text, label, only_test, schema)
         models = [each for each in (self.model.model or "").split("+") if each.startswith(PREFIX)]
         if models and holds_table(name):
             raise UserError(
                 f"{name} is a table, and {models[0]} reads text: give the column with the text (--text COLUMN)"
             )
-        dataset = load_dataset(name, how.image_size, only_test, self._schema(), how.uncertain)
+        dataset = load_dataset(name, how.image_size, only_test, schema, how.uncertain)
         if how.uncertain != "refuse" and not dataset.listed:
             raise UserError(f"uncertain is for images with a table of labels, and {name} has none: leave it out")
         if how.masks and dataset.learns != "boxes":
             raise UserError(f"masks are made from boxes, and {name} has none: leave it out")
         return masks_of_boxes(dataset) if how.masks else dataset
 
-    def _tokenizer(self) -> Any:
+    def _read_tokenizer(self) -> Any:
         """The tokenizer. Raises UserError if no setting names one."""
         model = self.model.model or ""
-        place = self.data.tokenizer or (model.removeprefix(PREFIX) if model.startswith(PREFIX) else None)
+        place = self.settings.tokenizer or (model.removeprefix(PREFIX) if model.startswith(PREFIX) else None)
         if place is None:
             raise UserError(
-                f"{self.data.dataset} holds text, and no tokenizer is given: use --tokenizer, or an hf: model"
+                f"{self.settings.dataset} holds text, and no tokenizer is given: use --tokenizer, or an hf: model"
             )
-        if self.cut is None:
-            self.cut = read_tokenizer(place)
-        return self.cut
+        if self._tokenizer is None:
+            self._tokenizer = read_tokenizer(place)
+        return self._tokenizer
 
-    def _agreed(self) -> dict[str, str]:
-        """What servers and nodes with text must agree on in addition."""
-        if self.cut is None:
-            return {}
-        return {TOKENIZER: tokenizer_digest(self.cut)}
 
-    def _part(self, dataset: Dataset) -> Dataset:
-        self.notes += [f"{dataset.name}: {note}" for note in dataset.notes]
-        return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset
+def _schema(how: DataSettings) -> Schema:
+    """The meaning of tables' columns, as far as it is known yet."""
+    if how.schema is None:
+        separator = {"tab": "\t", "\\t": "\t"}.get(how.separator or "", how.separator or "")
+        if len(separator) > 1:
+            raise UserError(f"separator must be one character, or tab, not {separator!r}")
+        return Schema(
+            target=tuple(how.target or ()),
+            missing=how.missing,
+            leave_out=tuple(how.leave_out or ()),
+            columns=tuple(how.columns or ()),
+            categories=dict.fromkeys(how.categories or (), ()),
+            missing_marks=USUAL_MARKS if how.missing_marks is None else tuple(how.missing_marks),
+            limits=how.limits,
+            decimal=how.decimal,
+            date_order=how.date_order,
+            encoding=how.encoding or "",
+            separator=separator,
+            sheet=how.sheet or "",
+            group=how.group or "",
+        )
+    try:
+        return msgspec.convert(how.schema, Schema)
+    except msgspec.ValidationError as error:
+        raise UserError(f"schema: {error}") from None
 
-    def _place(self, client: Id, alone: bool) -> str:
-        """The place of a client's own dataset; `alone`: other clients' are on other machines."""
-        place, count = self.data.client_data, self.partition.clients
-        if place is None and alone:
-            return self._named_alike()
-        if place is None:
-            raise UserError("partition local needs --client-data, a folder with one folder or table per client")
-        if is_function(place):
-            return place
-        folders = client_folders(place)
-        if alone and len(folders) == 1:
-            return str(folders[0])
-        if len(folders) != count:
-            held = f"holds data of {len(folders)} clients, not {count}"
-            raise UserError(f"--client-data: {place} {held}", public=f"--client-data {held}")
-        return str(folders[client])
 
-    def _named_alike(self) -> str:
-        """The default place of a node's data: the folder with the name of the server's dataset.
+def _with_schema(how: DataSettings, dataset: Dataset) -> DataSettings:
+    """The settings with the meaning of a table's columns, for clients' tables and for resumed runs.
 
-        Raises UserError for data that may be the server's own, such as a table that exists on both.
-        """
-        name = self.data.dataset
-        if name == "digits" or table_suffix(Path(name)):
-            raise UserError(f"{name} is the server's test data, not this node's: {HOST}")
-        return name
+    Raises UserError for settings of tables if the dataset is none.
+    """
+    if dataset.schema is not None:
+        return dataclasses.replace(how, schema=msgspec.to_builtins(dataset.schema))
+    of_text: tuple[str, ...] = ("target", "missing", "encoding", "separator", "sheet") if how.text is not None else ()
+    if dataset.listed:
+        of_text = ("target", "group", "missing_marks", "encoding", "separator", "sheet")
+    for key in OF_TABLES:
+        if key not in of_text and getattr(how, key) != DECLARED[key].default:
+            raise UserError(f"{key} is for tables, and {dataset.name} is not a table: leave it out")
+    return how
 
-    def _servers(self) -> Dataset:
-        """The server's own dataset, of which only the test samples are used."""
-        try:
-            return self._loaded(self.data.dataset, only_test=True)
-        except UserError as error:
-            raise UserError(
-                f"{error} (with --partition local, --dataset is the server's test data: a table, or a folder with a "
-                "test set)"
-            ) from None
+
+def _place(how: DataSettings, client: Id, count: int, alone: bool) -> str:
+    """The place of a client's own dataset; `alone`: other clients' are on other machines."""
+    place = how.client_data
+    if place is None and alone:
+        return _like_the_servers(how.dataset)
+    if place is None:
+        raise UserError("partition local needs --client-data, a folder with one folder or table per client")
+    if is_function(place):
+        return place
+    folders = client_folders(place)
+    if alone and len(folders) == 1:
+        return str(folders[0])
+    if len(folders) != count:
+        held = f"holds data of {len(folders)} clients, not {count}"
+        raise UserError(f"--client-data: {place} {held}", public=f"--client-data {held}")
+    return str(folders[client])
+
+
+def _like_the_servers(name: str) -> str:
+    """The default place of a node's data: the folder with the name of the server's dataset.
+
+    Raises UserError for data that may be the server's own, such as a table that exists on both.
+    """
+    if name == "digits" or table_suffix(Path(name)):
+        raise UserError(f"{name} is the server's test data, not this node's: {HOST}")
+    return name
 
 
 def _by_data(model: ModelSettings) -> bool:

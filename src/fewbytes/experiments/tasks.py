@@ -16,7 +16,7 @@ from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.data import AUGMENTATIONS, FederatedData, with_transforms
 from fewbytes.experiments.groups import DECLARED, LearningSettings, ModelSettings
-from fewbytes.experiments.loading import TOKENIZER, Loading
+from fewbytes.experiments.loading import TOKENIZER, Loaded, load
 from fewbytes.experiments.settings import Experiment
 from fewbytes.models.adapters import Adapters
 from fewbytes.models.build import ModelBuilder
@@ -86,20 +86,20 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None) -> Found:
     all, and the server's.
     """
     check_device(experiment.model.device)
-    loading = Loading(experiment.data, experiment.partition, experiment.model)
-    data, agreed = loading.federated(here)
-    data = with_transforms(data, AUGMENTATIONS[loading.data.augment], loading.data.backdoor)
-    model = dataclasses.replace(loading.model, model=_model_name(experiment, data))
-    experiment = dataclasses.replace(experiment, data=loading.data, model=model)
+    loaded = load(experiment.data, experiment.partition, experiment.model, here)
+    agreed = loaded.agreed
+    data = with_transforms(loaded.federated, AUGMENTATIONS[loaded.data.augment], loaded.data.backdoor)
+    model = dataclasses.replace(loaded.model, model=_model_name(experiment, data))
+    experiment = dataclasses.replace(experiment, data=loaded.data, model=model)
     build = _builder(model, data)
-    _check_samples(build, data, loading)
+    _check_samples(build, data, loaded)
     if build.normalisation is not None:
         agreed = {**agreed, "normalisation": str(build.normalisation)}
     task = _task(build, model, data, agreed, _objective(experiment.learning, data))
     _check_models(build, task, experiment)
     method = experiment.build_method()
     task = method.promising(task, experiment.run.dp, method.planned_rounds(experiment.run.rounds))
-    return Found(experiment, task, tuple(loading.notes))
+    return Found(experiment, task, loaded.notes)
 
 
 def _model_name(experiment: Experiment, data: FederatedData) -> str:
@@ -129,13 +129,13 @@ def _normalisation(how: Normalisation | None, data: FederatedData) -> Normalisat
     return how.on(data.test.shape[0])
 
 
-def _check_samples(build: ModelBuilder, data: FederatedData, loading: Loading) -> None:
+def _check_samples(build: ModelBuilder, data: FederatedData, loaded: Loaded) -> None:
     """Raises UserError for a transformer that does not take the samples."""
     for name in {name for name in build.names if name.startswith(PREFIX)}:
-        if loading.cut is not None:
-            check_tokenizer(name, loading.cut)
+        if loaded.tokenizer is not None:
+            check_tokenizer(name, loaded.tokenizer)
         elif len(build.shape) != 3 and data.test.blank().is_floating_point():
-            raise UserError(f"{name} takes tokens or images, and {loading.data.dataset} holds numbers: use mlp")
+            raise UserError(f"{name} takes tokens or images, and {loaded.data.dataset} holds numbers: use mlp")
 
 
 def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Objective]:
