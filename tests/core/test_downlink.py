@@ -19,8 +19,12 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.base.ranges import EXACT
+from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
+from fewbytes.engines.downlink import Downlink, LazyMessage
+from fewbytes.engines.handlers import Handlers
 from fewbytes.experiments.plan import make_plan
+from fewbytes.methods.parts.averaging import Model
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import Parsed, unpack
 
@@ -119,26 +123,94 @@ def test_whoever_missed_what_all_hear_the_same(tmp_path_factory: Any, cohorts: l
         assert all(torch.equal(end.heard[i]["x"], end.theta["x"]) for i in to)
 
 
-def test_who_missed_rounds_gets_the_steps_since_and_who_missed_many_all_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missed", [1, 2, 12])
+def test_who_missed_rounds_gets_one_frame_smaller_than_what_it_missed(missed: int, tmp_path: Path) -> None:
     everybody, others = (0, 1, 2, 3), (0, 1, 2)
+    folder, last = tmp_path / "run", missed + 2
+    server = tell(Telling((everybody, *[others] * missed, everybody)), folder, last)
+    [merged] = frames(folder, last, 3)
+    assert merged < sum(frames(folder, t, 0)[0] for t in range(2, last + 1))
+    assert merged < frames(folder, 1, 3)[0]
+    assert torch.equal(server.heard[3]["x"], server.heard[0]["x"])
+
+
+@dataclass(frozen=True)
+class FromTheFirst(fb.FedAvg):
+    """FedAvg of the clients in `asked`, by round."""
+
+    asked: tuple[tuple[int, ...], ...] = ()
+
+    def round(self, state: Any, net: fb.Network, t: int) -> None:
+        mean = net.mean(state.theta)
+        for _, reply in net.call(self.train, to=self.asked[t - 1], send=Model(fb.Dense(state.theta))):
+            mean.add(reply.theta.dense(), weight=reply.samples)
+        state.theta = mean()
+
+
+def wide_task() -> fb.Task:
+    return fb.Task.on(tiny_data(CLIENTS), lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 600), nn.Linear(600, 3)))
+
+
+@pytest.mark.parametrize("bits", [None, 1.0])
+def test_the_first_message_is_nothing_where_the_first_weights_are_known(bits: float | None, tmp_path: Path) -> None:
+    method = FromTheFirst(asked=((0, 1, 2, 3),))
+    fb.run(method, wide_task(), rounds=1, out=tmp_path / "run", downlink_bits=bits, keep_frames=True, **QUIET)
+    assert 0 < (tmp_path / "run" / "frames" / "1-train-0-down.frame").stat().st_size < 400
+
+
+def test_a_newcomer_gets_what_changed_since_the_first_weights(tmp_path: Path) -> None:
+    """Client 3 is first asked in round 8: the first message, which is nothing, and one frame."""
+    method = FromTheFirst(asked=(*[(0, 1, 2)] * 7, (2, 3)), local=fb.Local(lr=0.05))
     folder = tmp_path / "run"
-    tell(Telling((everybody, others, others, everybody)), folder, 4)
-    assert len(frames(folder, 4, 0)) == 1
-    assert len(frames(folder, 4, 3)) == 3
-    assert sum(frames(folder, 4, 3)) < 4 * sum(frames(folder, 4, 0))
-    assert {*frames(folder, 2, 0), *frames(folder, 3, 0), *frames(folder, 4, 0)} == {*frames(folder, 4, 3)}
-    away = tmp_path / "away"
-    tell(Telling((everybody, *[others] * 18, everybody)), away, 20)
-    assert len(frames(away, 20, 3)) == 1
-    assert frames(away, 20, 3)[0] > 10 * sum(frames(away, 20, 0))
+    result = fb.run(method, wide_task(), rounds=8, out=folder, downlink_bits=1.0, keep_frames=True, **QUIET)
+    sent = {path.name: path.stat().st_size for path in (folder / "frames").glob("8-train*-down.frame")}
+    assert sent["8-train.origin-3-down.frame"] < 400
+    values = sum(value.numel() for value in wide_task().problem.first_state().values())
+    assert 2 * sent["8-train-2-down.frame"] < 2 * sent["8-train-3-down.frame"] < 4 * values
+    again = fb.run(method, wide_task(), rounds=8, downlink_bits=1.0, **QUIET | {"workers": 2})
+    assert again.rounds[-1]["loss"] == result.rounds[-1]["loss"]
+
+
+def test_a_client_with_other_first_weights_gets_messages_in_full() -> None:
+    problem = wide_task().problem
+    handlers = Handlers(fb.FedAvg())
+    message = Model(fb.Dense(problem.first_state()))
+    for rate in (Rate(), Rate(1.0)):
+        downlink = Downlink(rate, problem, True, {2})
+        downlink.to_all(handlers.named("train"), message, [1, 2], "")
+        first, other = (
+            downlink.frames(handlers.named("train"), LazyMessage.of(message), client, own=False) for client in (1, 2)
+        )
+        assert len(first) == len(other) == 1
+        assert first[0].key != other[0].key
+        short, long = first[0].build().frame, other[0].build().frame
+        assert short is not None
+        assert long is not None
+        assert 10 * len(short) < len(long)
+        assert Parsed(bytes(long)).base_hash == bytes(16)
+
+
+def test_values_that_outgrow_the_grid_are_sent_in_full(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Growing(Telling):
+        def round(self, state: Server, net: fb.Network, t: int) -> None:
+            state.theta = {"x": state.theta["x"] + 30.0 ** (t - 2) * self.target()}
+            message = Told(fb.Dense(state.theta), fb.Dense({"y": self.target()[:50] * t}), t)
+            for client, reply in net.call(self.hear, (0, 1, 2, 3), message):
+                state.heard[client] = reply.theta.dense()
+
+    server = tell(Growing(), tmp_path / "run", 4)
+    error = (server.heard[0]["x"] - server.theta["x"]).norm() / server.theta["x"].norm()
+    assert error == 0
+    assert torch.allclose(server.theta["x"], (1 / 30 + 1 + 30 + 900) * Growing().target(), rtol=0, atol=1e-3)
 
 
 def test_cohorts_of_one_follow_through_each_others_rounds(tmp_path: Path) -> None:
-    """No round's client holds the message before it, but each holds one that the steps since lead on from."""
+    """No round's client holds the message before it, but each holds one that a frame leads on from."""
     folder = tmp_path / "run"
     tell(Telling(((0,), (1,), (2,))), folder, 6)
     for t, client in ((4, 0), (5, 1), (6, 2)):
-        assert len(frames(folder, t, client)) == 3
+        assert len(frames(folder, t, client)) == 1
         assert sum(frames(folder, t, client)) < sum(frames(folder, t - 3, client)) / 4
 
 
@@ -207,11 +279,11 @@ class Stumbling(Telling):
         return Heard(theta, message.fine, message.round)
 
 
-def test_whose_reply_was_refused_is_sent_the_steps_again(tmp_path: Path) -> None:
+def test_whose_reply_was_refused_is_sent_what_it_missed_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.warns(RuntimeWarning, match="client 1 rejected"):
         server = tell(Stumbling(), folder, 3, policy=fb.Policy(min_replies=0.5))
-    assert len(frames(folder, 3, 1)) == 2 > len(frames(folder, 3, 0))
+    assert frames(folder, 3, 1) > frames(folder, 3, 0)
     assert torch.equal(server.heard[1]["x"], server.heard[0]["x"])
 
 
@@ -298,11 +370,11 @@ def test_a_plan_counts_a_clients_first_message() -> None:
     method = dataclasses.replace(CASES["fedavg"], fraction=1.0)
     plan = make_plan(method, tiny_task(), 8, 1e6, 1e6, rounding={"downlink_bits": 1.0})
     sent = fb.run(method, tiny_task(), rounds=8, downlink_bits=1.0, **QUIET).ledger.columns()
-    assert plan.first_down > plan.down
+    assert plan.first_down < 0
     assert plan.total == pytest.approx((sent["bytes_up"].sum(), sent["bytes_down"].sum()), rel=0.05)
 
 
-def test_the_first_message_is_in_full_and_the_next_is_not(tmp_path: Path) -> None:
+def test_the_first_message_has_another_base_than_the_next(tmp_path: Path) -> None:
     tell(Telling(), tmp_path / "run", 2)
     first, second = (Parsed((tmp_path / "run" / "frames" / f"{t}-hear-0-down.frame").read_bytes()) for t in (1, 2))
-    assert first.base_hash == bytes(16) != second.base_hash
+    assert bytes(16) != first.base_hash != second.base_hash != bytes(16)

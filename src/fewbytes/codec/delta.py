@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError
-from fewbytes.wire import Base, Frame, Layout, Lossy, base_of, pack, unpack
+from fewbytes.base.ranges import EXACT, FRESH
+from fewbytes.base.rate import ALL, Rate
+from fewbytes.base.state import State
+from fewbytes.codec.first import First
+from fewbytes.wire import Base, Dense, Frame, Layout, Lossy, Parsed, base_of, pack, unpack
+from fewbytes.wire.lossy import DIGITS, GRID_TYPES, Grid, snapped, unit_of
+from fewbytes.wire.schema import leaves_of
+from fewbytes.wire.value import is_wire_value
 
 LIMIT = 1 << 40  # maximum bytes of a serialised message
-SHARE = 0.5  # of a serialised message: maximum of the kept differences together, unless there is only one
+SMALL = 0.1  # of a serialised message: maximum of the first message's frame to be kept, for receivers that come later
 
 
 class Received(NamedTuple):
@@ -23,23 +31,49 @@ class Received(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A message's frame, coded against the message before; `finest`: the smallest step of its values (0: none)."""
+
+    frame: bytes
+    finest: float
+
+
+@dataclass(frozen=True)
 class DeltaStream:
     """The last of a sequence of messages with the same layout.
 
     `held`: the message as its receivers have it, serialised. `lost`: the accumulated rounding error, by field and name.
-    `steps`: frames of differences, each from the message before; the last leads to this message.
+    `steps`: the last messages' frames; the last leads to this message. `first`: the frame of the first message (empty:
+    too long to keep). `unit`: of the grid that rounded values are on (0: nothing is rounded); `carry`: as in `Grid`;
+    `finest`: the smallest step since the first message.
     """
 
     name: str
     number: int
     held: bytes
     lost: dict[str, dict[str, Tensor]]
-    steps: list[bytes]
+    steps: list[Difference] = field(default_factory=list)
+    first: bytes = b""
+    unit: float = 0.0
+    carry: dict[str, float] = field(default_factory=dict)
+    finest: float = 0.0
 
-    def since(self, number: int) -> list[bytes] | None:
+    def since(self, number: int) -> list[Difference] | None:
         """The steps that lead from an earlier message to this one; None if they are not kept."""
         behind = self.number - number
         return self.steps[len(self.steps) - behind :] if 0 <= behind <= len(self.steps) else None
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How a stream's messages are sent: their layout, whether they are `coded`, the rate of rounding, the names of
+    tensors that stay `exact`, and what its receivers hold before the first message (None: nothing)."""
+
+    layout: Layout
+    coded: bool = True
+    rate: Rate = ALL
+    exact: Set[str] = frozenset()
+    first: First | None = None
 
 
 def serialised(message: Any, layout: Layout) -> bytes:
@@ -65,20 +99,135 @@ def followed(kind: type[Any], frame: bytes | memoryview, layout: Layout, before:
     return received(unpack(kind, frame, layout=layout, base=base_from(kind, before, layout)), layout)
 
 
-def advanced(
-    stream: DeltaStream, message: Any, layout: Layout, coded: bool, lossy: Lossy | None, shared: bool
+def started(
+    name: str, number: int, message: Any, coding: Coding, shared: bool = True
 ) -> tuple[DeltaStream, Received, Frame]:
-    """A stream's next message: the stream after it, the message as receivers will have it, and its frame.
+    """A stream that begins with a message in full: as `advanced`. If later ones are rounded, its values move to a grid,
+    by less than 2^-21 of the largest."""
+    layout, first, unit = coding.layout, coding.first, 0.0
+    if coding.rate:
+        values = [value for _, state in _on_grid(message, coding.exact) for value in state.values()]
+        unit = unit_of(values)
+        if first is not None and unit <= first.unit:
+            unit = first.unit  # so that the first weights, if these are they, become those of `first`
+        message = _moved(message, coding, unit)
+    frame = pack(message, layout=layout, base=None if first is None else first.on_grid, coded=coding.coded)
+    new = received(message, layout)
+    kept = bytes(frame) if shared and unit and len(frame) < SMALL * len(new.kept) else b""
+    return DeltaStream(name, number, new.kept, {}, first=kept, unit=unit), new, frame
 
-    `lossy`: how differences are rounded. `shared`: whether the stream has several receivers, of which some may miss
-    this message: then its step is kept, and what rounding lost, to be added to the next message.
+
+def advanced(
+    stream: DeltaStream, message: Any, coding: Coding, shared: bool
+) -> tuple[DeltaStream, Received, Frame, Lossy | None]:
+    """A stream's next message: the stream after it, the message as receivers will have it, its frame, and how it was
+    rounded (None: not at all, or in full, as values had outgrown the grid).
+
+    `shared`: whether the stream has several receivers, of which some may miss this message: then its step is kept, and
+    what rounding lost, to be added to the next message.
     """
+    layout, lossy = coding.layout, None
+    if coding.rate:
+        lost = {path: dict(tensors) for path, tensors in stream.lost.items()}
+        lossy = Lossy(coding.rate, coding.exact, lost, grid=Grid(stream.unit, carry=dict(stream.carry)))
     before = base_from(type(message), stream.held, layout)
-    frame = pack(message, layout=layout, base=before, coded=coded, lossy=lossy)
+    frame = pack(message, layout=layout, base=before, coded=coding.coded, lossy=lossy)
     data = bytes(frame)
     new = received(unpack(type(message), data, layout=layout, base=before, limit=LIMIT), layout)
-    steps = [*stream.steps, data] if shared else []
-    while len(steps) > 1 and sum(map(len, steps)) > SHARE * len(new.kept):
+    if shared and stream.unit and not _fits(new.message, coding.exact, stream.unit):
+        return *started(stream.name, stream.number + 1, _restored(message, stream.lost, coding), coding), None
+    grid = Grid(stream.unit) if lossy is None or lossy.grid is None else lossy.grid
+    steps = [*stream.steps, Difference(data, grid.finest)] if shared else []
+    while len(steps) > 1 and sum(len(each.frame) for each in steps) > len(new.kept):
         steps.pop(0)
-    lost = lossy.residual if shared and lossy is not None else {}
-    return DeltaStream(stream.name, stream.number + 1, new.kept, lost, steps), new, frame
+    finest = min((each for each in (stream.finest, grid.finest) if each), default=0.0)
+    kept = lossy.residual if shared and lossy is not None else {}
+    after = DeltaStream(
+        stream.name, stream.number + 1, new.kept, kept, steps, stream.first, stream.unit, grid.carry, finest
+    )
+    return after, new, frame, lossy
+
+
+def merged(stream: DeltaStream, kind: type[Any], coding: Coding, since: int | None) -> bytes | None:
+    """One frame that leads from an earlier message to the last one (`since` None: from the first message); None if
+    there is none, or it would be longer than the last message in full."""
+    now = unpack(kind, stream.held, layout=coding.layout, limit=LIMIT)
+    try:
+        if since is None:
+            base, finest = _first_base(stream, kind, coding), stream.finest
+        else:
+            steps = stream.since(since) or []
+            base = _earlier(now, steps, coding)
+            finest = min((step.finest for step in steps if step.finest), default=0.0)
+        if base is None:
+            return None
+        lossy = Lossy(coding.rate, coding.exact, grid=Grid(stream.unit, finest or stream.unit))
+        frame = bytes(pack(now, layout=coding.layout, base=base, lossy=lossy))
+        there = unpack(kind, frame, layout=coding.layout, base=base, limit=LIMIT)
+    except FrameError:  # what is not on the grid is not always a difference
+        return None
+    return frame if len(frame) < len(stream.held) and serialised(there, coding.layout) == stream.held else None
+
+
+def _first_base(stream: DeltaStream, kind: type[Any], coding: Coding) -> Base | None:
+    """The stream's first message, as its receivers have it."""
+    if not stream.first:
+        return None
+    against = None if coding.first is None else coding.first.on_grid
+    message = unpack(kind, stream.first, layout=coding.layout, base=against, limit=LIMIT)
+    whole = received(message, coding.layout).base
+    return Base(whole.digest, {}, whole.values)
+
+
+def _earlier(now: Any, steps: list[Difference], coding: Coding) -> Base | None:
+    """The values on the grid of the message before these steps: the last message's, less their differences."""
+    if not steps or not coding.coded:
+        return None
+    values: list[State] = [{} for leaf in leaves_of(now) if is_wire_value(leaf.value)]
+    for position, state in _on_grid(now, coding.exact):
+        values[position] = {name: value.clone() for name, value in state.items()}
+    whole = base_of(b"", now)
+    zeros = {name: value.new_zeros(value.shape) for name, value in whole.tensors.items()}
+    none = [{name: value.new_zeros(value.shape) for name, value in state.items()} for state in whole.values]
+    for step in steps:
+        digest = Parsed(step.frame).base_hash + bytes(16)
+        difference = unpack(type(now), step.frame, layout=coding.layout, base=Base(digest, zeros, none), limit=LIMIT)
+        for position, state in _on_grid(difference, coding.exact):
+            for name, value in state.items():
+                if name in values[position]:
+                    values[position][name] -= value
+    return Base(Parsed(steps[0].frame).base_hash + bytes(16), {}, values)
+
+
+def _on_grid(message: Any, exact: Set[str]) -> Iterator[tuple[int, State]]:
+    """The tensors of a message that are rounded to a grid, by the position of their wire value."""
+    wire = (leaf for leaf in leaves_of(message) if is_wire_value(leaf.value))
+    for position, leaf in enumerate(wire):
+        if isinstance(leaf.value, Dense) and not leaf.marks & {EXACT, FRESH}:
+            state = leaf.value.state
+            yield position, {n: v for n, v in state.items() if v.dtype in GRID_TYPES and n not in exact}
+
+
+def _restored(message: Any, lost: Mapping[str, State], coding: Coding) -> Any:
+    """A copy of a message with what rounding has lost of earlier ones."""
+    copy = unpack(type(message), serialised(message, coding.layout), layout=coding.layout, limit=LIMIT)
+    for leaf in leaves_of(copy):
+        for name, value in lost.get(f"{type(message).__name__}.{leaf.path}", {}).items():
+            if name in leaf.tensors:
+                leaf.tensors[name].add_(value)
+    return copy
+
+
+def _moved(message: Any, coding: Coding, unit: float) -> Any:
+    """A copy of a message with its values moved to multiples of `unit`."""
+    copy = unpack(type(message), serialised(message, coding.layout), layout=coding.layout, limit=LIMIT)
+    for _, state in _on_grid(copy, coding.exact):
+        for name, value in snapped(state, unit).items():
+            state[name].copy_(value)
+    return copy
+
+
+def _fits(message: Any, exact: Set[str], unit: float) -> bool:
+    """Whether all values are small enough to be on a grid exactly."""
+    states = (state for _, state in _on_grid(message, exact))
+    return all(float(v.abs().max()) < unit * 2.0**DIGITS for state in states for v in state.values() if v.numel())

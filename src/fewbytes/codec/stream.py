@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.codec.coder import LIMIT, check_bits, decoded, same
-from fewbytes.codec.delta import DeltaStream, advanced, serialised
+from fewbytes.codec.delta import Coding, DeltaStream, advanced, merged, serialised, started
 from fewbytes.codec.states import (
     AnyState,
     Exact,
@@ -23,14 +21,17 @@ from fewbytes.codec.states import (
     packable,
     unpackable,
 )
-from fewbytes.wire import Lossy, pack, pack_state, payload, unpack, unpack_state
+from fewbytes.wire import Parsed, pack, pack_state, payload, unpack, unpack_state
+from fewbytes.wire.fields import PER_ITEM
+from fewbytes.wire.frame import MOST_ITEMS
 
 UNLIMITED = 1 << 62  # bytes, of what was made here
 
 
 @payload
 class Versions:
-    """What travels: the last `frames` up to a `version` of a stream, or one whole message."""
+    """What travels: the last `frames` up to a `version` of a stream, or one whole message. Streams that round send the
+    last frame only."""
 
     stream: str
     version: int
@@ -38,17 +39,25 @@ class Versions:
     frames: list[bytes]
 
 
+@payload
+class Merged:
+    """What travels: one frame that leads from an earlier version, `since`, to a `version` of a stream."""
+
+    stream: str
+    version: int
+    since: int
+    frame: bytes
+
+
 @dataclass
 class Sender:
-    """What a stream saves: the version that receivers have, whole, and what leads to it (`DeltaStream`); by receiver,
-    the version that it confirmed."""
+    """What a stream saves: the version that receivers have, whole, and what leads to it (`DeltaStream`, without what it
+    holds); by receiver, the version that it confirmed, and the last that it was sent."""
 
-    name: str
-    number: int
     whole: bytes
-    lost: dict[str, dict[str, Tensor]]
-    steps: list[bytes]
+    stream: DeltaStream
     receivers: dict[str, int]
+    sent: dict[str, int]
 
 
 @dataclass
@@ -88,9 +97,11 @@ class Stream:
         self._rate, self._exact, self._feedback = check_bits(bits), exact, feedback
         self._stream = DeltaStream(secrets.token_hex(8), 0, b"", {}, [])
         self._receivers: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
         self._given: Packable | None = None
         self._now: Packable | None = None
         self._whole = b""
+        self._merged: dict[int, bytes | None] = {}  # by the version that it leads from
 
     @property
     def name(self) -> str:
@@ -120,33 +131,34 @@ class Stream:
         packed = copied(packable(state))
         if self._given is not None and same(packed, self._given):
             return self.held
-        stream, layout = self._stream, layout_of(packed)
-        if not self._follows(packed):
-            self._stream = DeltaStream(stream.name, stream.number + 1, serialised(packed, layout), {}, [])
-            self._now = packed
+        stream, coding = self._stream, self._coding(packed)
+        if self._follows(packed):
+            self._stream, new, *_ = advanced(stream, packed, coding, shared=True)
         else:
-            lossy = None
-            if self._rate:
-                lost = {path: dict(tensors) for path, tensors in stream.lost.items()}
-                lossy = Lossy(self._rate, exact_names(packed, self._exact), lost)
-            self._stream, new, _ = advanced(stream, packed, layout, True, lossy, shared=True)
-            if not self._feedback:
-                self._stream.lost.clear()
-            self._now = new.message
-        self._given, self._whole = packed, b""
+            self._stream, new, _ = started(stream.name, stream.number + 1, packed, coding)
+        if not self._feedback:
+            self._stream.lost.clear()
+        self._given, self._now, self._whole, self._merged = packed, new.message, b"", {}
         return self.held
 
     def message(self, receiver: Hashable) -> bytes:
         """What brings a receiver to the last version: the differences that it lacks, or all of it."""
-        stream = self._stream
-        frames = stream.since(self._receivers.get(str(receiver), -1))
-        if frames is None or sum(map(len, frames)) > len(self._message()):
-            return bytes(pack(Versions(stream.name, stream.number, True, [self._message()]), coded=False))
-        return bytes(pack(Versions(stream.name, stream.number, False, frames), coded=False))
+        stream, since = self._stream, self._receivers.get(str(receiver), -1)
+        sure = self._sent.get(str(receiver), -1) == since  # else it may hold a later version, and has not confirmed it
+        self._sent[str(receiver)] = stream.number
+        steps, most = stream.since(since), len(self._message())
+        frame = self._merge(since) if sure and steps is not None and len(steps) > 1 and stream.unit else None
+        if frame is not None and len(frame) <= most:
+            return bytes(pack(Merged(stream.name, stream.number, since, frame), coded=False))
+        if steps is not None and sum(len(step.frame) for step in steps) <= most:
+            frames = [step.frame for step in steps]
+            return bytes(pack(Versions(stream.name, stream.number, False, frames), coded=False))
+        return bytes(pack(Versions(stream.name, stream.number, True, [self._message()]), coded=False))
 
     def received(self, receiver: Hashable, version: int) -> None:
         """A receiver has confirmed that it holds a version."""
         self._receivers[str(receiver)] = version
+        self._sent.setdefault(str(receiver), version)
 
     def forget(self, receiver: Hashable) -> None:
         """What a receiver holds is not known any more: it gets the next message whole."""
@@ -154,19 +166,17 @@ class Stream:
 
     def state(self) -> bytes:
         """What to save to continue after a restart: see `load`."""
-        stream, whole = self._stream, b"" if self._now is None else self._message()
-        kept = Sender(stream.name, stream.number, whole, stream.lost, stream.steps, self._receivers)
-        return bytes(pack_state(kept))
+        whole = b"" if self._now is None else self._message()
+        return bytes(pack_state(Sender(whole, replace(self._stream, held=b""), self._receivers, self._sent)))
 
     def load(self, data: bytes) -> None:
         """Resume from what `state` returned. Raises DecodeError if it is damaged."""
         kept = unpack_state(Sender, data)
-        self._given, self._now, self._whole, held = None, None, kept.whole, b""
+        self._given, self._now, self._whole, self._merged, held = None, None, kept.whole, {}, b""
         if kept.whole:
             self._now = decoded(kept.whole, None, UNLIMITED)
             held = serialised(self._now, layout_of(self._now))
-        self._stream = DeltaStream(kept.name, kept.number, held, kept.lost, kept.steps)
-        self._receivers = kept.receivers
+        self._stream, self._receivers, self._sent = replace(kept.stream, held=held), kept.receivers, kept.sent
 
     def _follows(self, packed: Packable) -> bool:
         """Whether a state is sent as its difference from the last."""
@@ -174,6 +184,16 @@ class Stream:
         if before is None or type(before) is not type(packed) or layout_of(before) != layout_of(packed):
             return False
         return not self._rate or not _apart(packed, before)
+
+    def _coding(self, packed: Packable) -> Coding:
+        exact = exact_names(packed, self._exact) if self._rate else frozenset()
+        return Coding(layout_of(packed), rate=self._rate, exact=exact)
+
+    def _merge(self, since: int) -> bytes | None:
+        """One frame that leads from an earlier version to the last."""
+        if since not in self._merged and self._now is not None:
+            self._merged[since] = merged(self._stream, type(self._now), self._coding(self._now), since)
+        return self._merged.get(since)
 
     def _message(self) -> bytes:
         """The last version, whole."""
@@ -211,17 +231,22 @@ class Decoder:
     def decode(self, data: bytes) -> Any:
         """The state that a message leads to. Raises DecodeError, of code `base` if the message needs a version not
         held here: have the sender `forget` this receiver, and send again. What is held stays then."""
-        update = unpack(Versions, data, limit=self._limit)
-        version, now, new = self._kept.version, self._now, update.frames
-        if update.whole:
-            if len(new) != 1:
+        parsed = Parsed(data, max(MOST_ITEMS, self._limit // PER_ITEM))
+        kind: type[Versions | Merged] = Merged if parsed.header.kind == Merged.__name__ else Versions
+        update = unpack(kind, parsed, limit=self._limit)
+        version, now = self._kept.version, self._now
+        if isinstance(update, Versions) and update.whole:
+            if len(update.frames) != 1:
                 raise FrameError("type", "a whole message has one frame")
-            now = decoded(new[0], None, self._limit)
+            now = decoded(update.frames[0], None, self._limit)
         else:
-            first = update.version - len(new)
-            if update.stream != self._kept.stream or now is None or not first <= version <= update.version:
+            if isinstance(update, Merged):
+                new = {update.since: update.frame}
+            else:
+                new = dict(enumerate(update.frames, update.version - len(update.frames)))
+            if update.stream != self._kept.stream or now is None or version not in {*new, update.version}:
                 raise FrameError("base", "the message is coded against a version that this receiver does not hold")
-            for frame in new[version - first :]:
+            for frame in (frame for before, frame in new.items() if before >= version):
                 now = decoded(frame, now, self._limit)
         self._kept = Receiver(update.stream, update.version, b"")
         self._now = now

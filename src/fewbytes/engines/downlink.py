@@ -1,17 +1,18 @@
-"""Rounded downloads: differences from the message that a client already has, and which client has which."""
+"""Downloads: differences from what a client already has, and which client has which message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, NamedTuple
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.rate import Rate
-from fewbytes.codec.delta import DeltaStream, advanced, received
+from fewbytes.codec.delta import Coding, DeltaStream, advanced, merged, started
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Problem
-from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, Kind, lossy_for, packed
+from fewbytes.engines.firsts import Firsts
+from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, Kind, packed
 from fewbytes.wire import Base, Counted, Frame, base_of, counted, give, pack
 
 Position = tuple[str, int]
@@ -55,17 +56,21 @@ class MessageFrame(NamedTuple):
 class Downlink:
     """Sends messages in full or, with a `rate`, rounded.
 
-    A message to all asked clients of a subset of the network is one delta stream per model. A client that missed
-    messages gets the steps since, if they take less than half a message; else the whole message. The server's tensors
-    become those that clients receive, and the rounding error is added to the next message (error feedback). Messages
-    to a single client form their own stream; the difference to the next one contains the rounding error.
+    Every message is coded against the first weights of the client's model, if those are the client's as well
+    (`others`: clients where they are not). A rounded message to all asked clients of a subset of the network is one
+    delta stream per model. A client that missed messages gets one frame that leads from the last one it has; a client
+    that has none, the first message and a frame from there; else the whole message. The server's tensors become those
+    that clients receive, and the rounding error is added to the next message (error feedback). Messages to a single
+    client form their own stream; the difference to the next one contains the rounding error.
     """
 
-    def __init__(self, rate: Rate, problem: Problem, coded: bool) -> None:
-        self.rate, self._problem, self._coded = rate, problem, coded
+    def __init__(self, rate: Rate, problem: Problem, coded: bool, others: Set[Id] = frozenset()) -> None:
+        self.rate, self._problem, self._coded, self._others = rate, problem, coded, others
         self.streams: dict[str, DeltaStream] = {}
         self.acknowledged: dict[Id, Acknowledged] = {}
+        self._firsts = Firsts(problem)
         self._now: dict[str, tuple[Any, Sent]] = {}  # by stream to all clients: the message as they receive it
+        self._merged: dict[tuple[str, int | None], Frame | None] = {}  # by stream and earlier message
         self._part = ""  # the subset of the network that receives these
         self._recipients: dict[tuple[str, str], set[Id]] = {}  # of a step's first message, by handler and subset
 
@@ -95,7 +100,7 @@ class Downlink:
                 f"handler {handler.name!r} gets different messages for different clients in one step, which rounded "
                 "differences from the last message do not support: leave out downlink_bits"
             )
-        self._now, self._part = {}, part
+        self._now, self._merged, self._part = {}, {}, part
         for client in asked:
             name = self._name(handler, client)
             if name not in self._now:
@@ -103,8 +108,9 @@ class Downlink:
 
     def frames(self, handler: Handler, lazy: LazyMessage, client: Id, own: bool) -> list[MessageFrame]:
         """The frames that bring a message to a client: its `own`, or the message given to `to_all`."""
+        known = client not in self._others
         if not self.rounds(handler, lazy.kind):
-            key = handler.name, lazy.key, self._problem.architecture(client)
+            key = handler.name, lazy.key, self._problem.architecture(client), known
             return [MessageFrame(key, "", partial(self._whole, handler, lazy, client))]
         if own:
             name = f"{handler.name} of {client}"
@@ -115,52 +121,68 @@ class Downlink:
         name = self._name(handler, client)
         stream, (message, sent), behind = self.streams[name], self._now[name], self._behind(handler, client, name)
         position = name, stream.number
-        steps = None if behind is None else stream.since(stream.number - behind)
-        if steps is None:
-            return [MessageFrame((*position, "first"), "first", partial(self._first, message, sent, client), position)]
-        missed = steps[:-1]
-        first = stream.number - len(missed)
-        return [
-            *(MessageFrame((name, n), "missed", partial(_step, step)) for n, step in enumerate(missed, first)),
-            MessageFrame(position, "next", lambda: sent, position),
-        ]
+        if behind == 1 and stream.steps:
+            return [MessageFrame(position, "next", lambda: sent, position)]
+        since = None if behind is None else stream.number - behind
+        if since is not None and (frame := self._merge(stream, type(message), client, since)) is not None:
+            return [MessageFrame((*position, since), "next", lambda: sent._replace(frame=frame, measured={}), position)]
+        if known and stream.number > 1 and (later := self._merge(stream, type(message), client, None)) is not None:
+            first = Sent(Frame.of(stream.first), Counted(), None, {})
+            return [
+                MessageFrame((name, "first"), "origin", lambda: first),
+                MessageFrame((*position, None), "next", lambda: sent._replace(frame=later, measured={}), position),
+            ]
+        whole = partial(self._in_full, message, sent, client)
+        return [MessageFrame((*position, "first", known), "first", whole, position)]
 
     def _name(self, handler: Handler, client: Id) -> str:
-        return f"{self._part} {handler.name} {self._problem.layout(client).hash.hex()}"
+        alike = self._problem.layout(client).hash + self._firsts.of(client).digest
+        return f"{self._part} {handler.name} {alike.hex()}"
 
     def _behind(self, handler: Handler, client: Id, name: str) -> int | None:
         """How many messages of a stream a client is behind; None if it has none of them."""
         on, number = self.acknowledged.get(client, {}).get(handler.name, ("", 0))
         return self.streams[name].number - number if on == name and name in self.streams else None
 
+    def _coding(self, client: Id, shared: bool) -> Coding:
+        """How a client's messages are sent; `shared`: to others as well, who may hold the first weights."""
+        first = self._firsts.of(client) if self._coded and (shared or client not in self._others) else None
+        layout, statistics = self._problem.layout(client), self._problem.statistics(client)
+        return Coding(layout, self._coded, self.rate, statistics, first)
+
     def _advance(self, name: str, message: Any, client: Id, shared: bool, follows: bool = True) -> tuple[Any, Sent]:
         """Advance a stream: the message as received, rounded if it `follows` an earlier one, and its frame."""
-        layout, stream = self._problem.layout(client), self.streams.get(name)
+        stream, coding, count = self.streams.get(name), self._coding(client, shared), counted(message)
+        lossy, number = None, 1 if stream is None else stream.number + 1
         if stream is None or not follows:
-            number, lost = (1, {}) if stream is None else (stream.number + 1, stream.lost)
-            new = received(message, layout)
-            self.streams[name] = DeltaStream(name, number, new.kept, lost, [])
-            return message, Sent(pack(message, layout=layout, coded=self._coded), counted(message), new.base, {})
-        lossy, count = lossy_for(self.rate, self._problem.statistics(client), stream.lost), counted(message)
-        self.streams[name], new, frame = advanced(stream, message, layout, self._coded, lossy, shared)
+            self.streams[name], new, frame = started(name, number, message, coding, shared)
+        else:
+            self.streams[name], new, frame, lossy = advanced(stream, message, coding, shared)
         if shared:
             give(message, new.message)
-        measured = {DOWN_BITS: lossy.bits_a_value(len(frame)), DOWN_ERROR: lossy.nmse} if lossy.values else {}
+        measured = {}
+        if lossy is not None and lossy.values:
+            measured = {DOWN_BITS: lossy.bits_a_value(len(frame)), DOWN_ERROR: lossy.nmse}
         return new.message, Sent(frame, count, new.base, measured)
 
     def _own(self, name: str, lazy: LazyMessage, client: Id, follows: bool) -> Sent:
         return self._advance(name, lazy.load(), client, shared=False, follows=follows)[1]
 
-    def _first(self, message: Any, sent: Sent, client: Id) -> Sent:
-        frame = pack(message, layout=self._problem.layout(client), coded=self._coded)
-        return sent._replace(frame=frame, measured={})
+    def _merge(self, stream: DeltaStream, kind: type[Any], client: Id, since: int | None) -> Frame | None:
+        """The frame that leads from an earlier message of a stream to its last one, as `merged`."""
+        key = stream.name, since
+        if key not in self._merged:
+            data = merged(stream, kind, self._coding(client, shared=True), since)
+            self._merged[key] = None if data is None else Frame.of(data)
+        return self._merged[key]
+
+    def _in_full(self, message: Any, sent: Sent, client: Id) -> Sent:
+        coding = self._coding(client, shared=False)
+        base = None if coding.first is None else coding.first.on_grid
+        return sent._replace(frame=pack(message, layout=coding.layout, base=base, coded=self._coded), measured={})
 
     def _whole(self, handler: Handler, lazy: LazyMessage, client: Id) -> Sent:
-        message = lazy.load()
-        frame, count = packed(handler, message, self._problem.layout(client), self._coded)
+        message, first = lazy.load(), self._coding(client, shared=False).first
+        base = None if first is None else first.exact
+        frame, count = packed(handler, message, self._problem.layout(client), base, self._coded)
         return Sent(frame, count, None if frame is None else base_of(frame.digest, message), {})
-
-
-def _step(frame: bytes) -> Sent:
-    """A step that was missed; papers count the message once."""
-    return Sent(Frame.of(frame), Counted(), None, {})

@@ -24,6 +24,7 @@ from fewbytes.core.problem import Id
 from fewbytes.core.records import Records
 from fewbytes.core.site import Shared, Site
 from fewbytes.core.task import Task
+from fewbytes.engines.firsts import Firsts
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
 from fewbytes.wire import (
@@ -61,14 +62,14 @@ class Kept:
     heard: dict[str, bytes]
 
 
-Kind = Literal["", "first", "next", "missed"]
+Kind = Literal["", "first", "next", "origin"]
 
 
 class Part(msgspec.Struct, array_like=True):
     """A message sent with a job: its handler, its number, and its frame's place and length.
 
     `kind`, in a delta stream: `first`, a full message; `next`, a difference from the message that the client has;
-    `missed`, an earlier difference that the client has not received. Empty: not in a delta stream.
+    `origin`, the stream's first message, to which the next frame is a difference. Empty: not in a delta stream.
     """
 
     handler: str
@@ -88,7 +89,7 @@ class Job(msgspec.Struct, array_like=True):
     scored: bool
     version: int  # of the client's state; 0: none yet
     waited: list[Part] = []  # messages that waited for this request; their handlers run first
-    missed: list[Part] = []  # missed messages, in order, from which the base of the message is rebuilt
+    origin: Part | None = None  # an earlier message, which only the message's frame refers to
     message: Part | None = None  # the message to answer; None: nothing was sent
     reply_to: str = ""  # where a long reply may be written
     rate: Rate = Rate()  # how finely the reply is rounded
@@ -96,7 +97,7 @@ class Job(msgspec.Struct, array_like=True):
     @property
     def parts(self) -> list[Part]:
         """All messages, in the order of their frames."""
-        return [*self.waited, *self.missed, *([] if self.message is None else [self.message])]
+        return [*self.waited, *(part for part in (self.origin, self.message) if part is not None)]
 
 
 class Done(msgspec.Struct, array_like=True):
@@ -114,6 +115,7 @@ class Done(msgspec.Struct, array_like=True):
     sample_counts: tuple[SampleCounts, SampleCounts] | None = None  # of a client's training and test split
     seconds: float = 0.0  # duration of the job
     rounded: int = 0  # number of the reply's rounded values
+    first: bytes = b""  # digest of the weights that the client's model starts from, where the server needs it
     spent: tuple[float, float | None] | None = None  # epsilon spent by other runs, and the limit for all runs
 
 
@@ -160,7 +162,7 @@ class Runner:
         self.state_class = method.state_class("client")
         if task.problem.privacy is not None:
             task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
-        self._handlers = Handlers(method)
+        self._handlers, self.firsts = Handlers(method), Firsts(task.problem)
         self._messages: dict[int, Received] = {}  # of the last job, by number: the next job may have the same ones
 
     def run(self, job: Job, frames: Sequence[memoryview]) -> tuple[Done, Frame | None]:
@@ -253,21 +255,23 @@ class Runner:
         """The messages by number, each decoded once for all clients; updates `retained` to the client's last rounded
         messages."""
         known, self._messages = self._messages, {}
-        there = job.message is not None and job.message.number in known  # then missed messages need no decoding
+        there = job.message is not None and job.message.number in known  # then its origin needs no decoding
+        first = self.firsts.of(job.client)
         for part, frame in zip(job.parts, frames, strict=True):
             kind = self._handlers.named(part.handler).message
             if kind is None:
                 raise MethodError("it is sent a message, but its type hints say None")
-            if part.kind == "missed":
+            if part.kind == "origin":
                 if not there:
-                    retained[part.handler] = followed(kind, frame, layout, retained.get(part.handler)).kept
+                    whole = unpack(kind, frame, layout=layout, base=first.on_grid)
+                    retained[part.handler] = serialised(whole, layout)
                 continue
             if part.number in known:
                 self._messages[part.number] = known[part.number]
             elif part.kind == "next":
                 self._messages[part.number] = followed(kind, frame, layout, retained.get(part.handler))
             else:
-                message = unpack(kind, frame, layout=layout)
+                message = unpack(kind, frame, layout=layout, base=first.on_grid if part.kind else first.exact)
                 kept = serialised(message, layout) if part.kind else b""
                 base = base_of(bytes(frame[-32:] if not kept else kept[-32:]), message)
                 self._messages[part.number] = Received(message, base, kept)
@@ -289,9 +293,11 @@ def unchanged(*bases: Base | None) -> None:
             raise MethodError(f"the message's {base.changed()[0]!r} was changed in place: change a copy")
 
 
-def packed(handler: Handler, message: Any, layout: Layout, coded: bool) -> tuple[Frame | None, Counted]:
+def packed(
+    handler: Handler, message: Any, layout: Layout, base: Base | None, coded: bool
+) -> tuple[Frame | None, Counted]:
     """A message's frame and counted size; None for None. Raises MethodError if it is not of the handler's class."""
     if message is None:
         return None, Counted()
     handler.check(message)
-    return pack(message, layout=layout, coded=coded), counted(message)
+    return pack(message, layout=layout, base=base, coded=coded), counted(message)

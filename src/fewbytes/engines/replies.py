@@ -59,6 +59,8 @@ class Replies:
             answer = answer._replace(outcome="rejected", why=cleaned(str(error)))
         finally:
             self._outbox.dispatcher.end([flight])
+        if answer.done.error and answer.done.first:
+            self._roster.other_firsts.add(flight.client)
         if answer.different and flight.client not in self._roster.unable:
             self.step.different.add(flight.client)
         return self._left_out(handler.name, flight.client, request, answer)
@@ -147,8 +149,8 @@ class Replies:
         return left
 
     def _keep_request(self, handler: str, client: Id, request: Request | None) -> None:
-        for n, part in enumerate(() if request is None else request.parts):
-            beside = part.handler if part.waited else f"missed-{n}" if part.kind == "missed" else ""
+        for part in () if request is None else request.parts:
+            beside = part.handler if part.waited else "origin" if part.kind == "origin" else ""
             self._keep(client, f"{handler}.{beside}" if beside else handler, "down", part.frame)
 
     def _keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:

@@ -91,7 +91,7 @@ class Request:
         """Enter the messages in a job; returns the frames to send with it, those not stored elsewhere."""
         own = [part.part() for part in self.parts if not part.waited and part.frame is not None]
         job.waited = [part.part() for part in self.parts if part.waited]
-        job.missed, job.message = own[:-1], own[-1] if own else None
+        job.origin, job.message = (own[0] if len(own) > 1 else None), own[-1] if own else None
         return [part.whole() for part in self.parts if part.frame is not None and not part.at]
 
 
@@ -110,7 +110,7 @@ class Outbox:
 
     def __init__(self, terms: Terms, handlers: Handlers, dispatcher: Dispatcher) -> None:
         self.handlers, self.dispatcher, self._folder = handlers, dispatcher, terms.waiting
-        self.downlink = Downlink(terms.downlink, terms.task.problem, terms.coded)
+        self.downlink = Downlink(terms.downlink, terms.task.problem, terms.coded, dispatcher.roster.other_firsts)
         self.waiting = WaitingMessages(terms.waiting, handlers.named)
 
     def restore(self, origin: Origin) -> None:

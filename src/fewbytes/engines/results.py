@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 
-from fewbytes.base.errors import FewbytesError, MethodError, UserError, error_text, public_text, raised_at
+from fewbytes.base.errors import FewbytesError, FrameError, MethodError, UserError, error_text, public_text, raised_at
 from fewbytes.engines.handlers import Done, Job, Runner
 from fewbytes.wire import Frame
 
@@ -15,7 +15,10 @@ def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Don
     try:
         return runner.run(job, frames)
     except (Exception, SystemExit) as error:  # whatever a handler raises is reported with its client and round
-        return unable(job, error), None
+        done = unable(job, error)
+        if isinstance(error, FrameError) and error.code == "base":
+            done.first = runner.firsts.of(job.client).digest  # the server then sends messages in full
+        return done, None
 
 
 def unable(job: Job, error: BaseException) -> Done:

@@ -24,6 +24,8 @@ class Roster:
         """Whether any client has answered yet."""
         self.not_asked: dict[Id, str] = dict.fromkeys(policy.excluded, "by the operator's wish (exclude)")
         """Clients that are skipped, and why."""
+        self.other_firsts: set[Id] = set()
+        """Clients whose models start from other weights than here, as on another kind of processor."""
         self.sample_counts: dict[Id, tuple[SampleCounts, SampleCounts]] = {}
         """Counts of training and test samples, as nodes report them, for clients whose data are elsewhere."""
 

@@ -36,8 +36,8 @@ class Plan:
     """The cost of a round for one client (bytes, seconds on one core of this machine), and of the whole run.
 
     `clients`: average number of clients per round. `cohort`: those sampled of them. `asked`: rounds requested; a budget
-    may allow fewer. `first_up`, `first_down`: additional bytes in a client's first rounds and before them. The last
-    four: for runs that round values, as in result.json.
+    may allow fewer. `first_up`, `first_down`: additional bytes in a client's first rounds and before them (negative:
+    fewer). The last four: for runs that round values, as in result.json.
     """
 
     clients: int
@@ -86,7 +86,7 @@ class Plan:
         if bits != (None, None):
             table.add_row("  bits per value", *("" if b is None else f"{b:.2f}" for b in bits))
             table.add_row("  rounding error / squared norm", *("" if e is None else f"{e:.2g}" for e in errors))
-        if max(self.first_up, self.first_down) >= 0.01 * (self.up + self.down):
+        if max(abs(self.first_up), abs(self.first_down)) >= 0.01 * (self.up + self.down):
             table.add_row("  additional in the first round", f"{self.first_up / mb:.3f}", f"{self.first_down / mb:.3f}")
         table.add_row(
             f"MB in total: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
@@ -158,8 +158,8 @@ def make_plan(
         probed=len(few),
         up=up,
         down=down,
-        first_up=max(0.0, before["bytes_up"].sum() / len(few) - max(0, first - 1) * up),
-        first_down=max(0.0, before["bytes_down"].sum() / len(few) - max(0, first - 1) * down),
+        first_up=before["bytes_up"].sum() / len(few) - max(0, first - 1) * up,
+        first_down=before["bytes_down"].sum() / len(few) - max(0, first - 1) * down,
         nominal_up=(moved["value_bytes_up"] + (moved["mask_bits_up"] + 7) // 8).sum() / measured,
         nominal_down=(moved["value_bytes_down"] + (moved["mask_bits_down"] + 7) // 8).sum() / measured,
         train_seconds=fmean(seconds[1:] or seconds) / len(few),

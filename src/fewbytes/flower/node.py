@@ -144,7 +144,8 @@ class Node:
             except FewbytesError as error:
                 return Done(number, error=str(error))
         allowed = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}
-        return Done(number, sample_counts=allowed[tell], spent=spent)
+        first = self.runner.firsts.of(client).digest
+        return Done(number, sample_counts=allowed[tell], spent=spent, first=first)
 
     def save_model(self, order: Order, about: dict[str, Any]) -> Done:
         """Keep the own model of the client of the order's job, if it has one."""

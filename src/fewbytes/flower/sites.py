@@ -16,6 +16,7 @@ from fewbytes.core.metrics import MOST_SAMPLES
 from fewbytes.core.policy import ABSENT, TooFewReplies
 from fewbytes.core.problem import Id
 from fewbytes.engines.dispatcher import Dispatcher
+from fewbytes.engines.firsts import Firsts
 from fewbytes.engines.handlers import SAVE, SampleCounts
 from fewbytes.engines.store import ClientStore
 from fewbytes.engines.terms import Terms
@@ -37,6 +38,7 @@ class GridSites(Sites):
         self._terms, self._policy, self._problem = terms, terms.policy, terms.task.problem
         self._link, self._nodes, self._transport, self._dispatcher = link, nodes, transport, dispatcher
         self._roster, self._unable, self._watcher = dispatcher.roster, dispatcher.roster.unable, watcher
+        self._firsts, self._agreed = Firsts(self._problem), set[Id]()
         dispatcher.on_awaited = lambda clients: watcher.awaited([nodes.called(i) for i in clients])
 
     def called(self, client: Id) -> str:
@@ -46,7 +48,7 @@ class GridSites(Sites):
     def gather(self, new: bool) -> None:
         """Wait for the clients that take part from the start or, if the run is not `new`, from the resumption."""
         wanted = set(self._roster.clients)
-        there = self._learn_counts(self._connected(wanted, starting=True))
+        there = self._agree(self._connected(wanted, starting=True))
         if (first := next(iter(self._unable), None)) is not None and len(there) < self._needed(wanted):
             raise UserError(f"{self.called(first)} cannot take part: {self._unable[first]}")
         if new:
@@ -59,7 +61,7 @@ class GridSites(Sites):
         else:
             self._nodes.refresh()
             there = [i for i in due if i in self._nodes.of]
-        able = self._learn_counts(there)
+        able = self._agree(there)
         return able, [self._absence(i) for i in due if i not in able]
 
     def patient(self, tries: int) -> bool:
@@ -98,9 +100,7 @@ class GridSites(Sites):
                 reported = len(wanted & of.of.keys())
                 self._watcher.waiting(reported, len(wanted))
             new = sorted(wanted & of.of.keys() - self._unable.keys())
-            self._learn_counts(
-                [i for i in new if i not in self._roster.sample_counts]
-            )  # to learn at once what must be fixed
+            self._agree(new)  # to learn at once what must be fixed
             self._link.wait(max(self._link.exchange.poll, 0.2))
             of.refresh(starting)
         there, needed = sorted(wanted & of.of.keys()), self._needed(wanted)
@@ -116,21 +116,26 @@ class GridSites(Sites):
         """How many of the wanted clients must take part."""
         return math.ceil(self._policy.min_replies * len(wanted))
 
-    def _learn_counts(self, clients: Sequence[Id]) -> list[Id]:
-        """Ask nodes for their clients' sample counts; returns the clients that can take part.
+    def _agree(self, clients: Sequence[Id]) -> list[Id]:
+        """Ask each node once for what the server must know: sample counts, unless the data are here, and whether models
+        start from the same weights, unless it is a simulation's node. Returns the clients that can take part.
 
         Each reason why a client cannot is reported once, and the client is asked again before the next round.
         """
-        data, counts = self._terms.task.data.clients, self._roster.sample_counts
-        asked = [i for i in clients if i not in counts and not len(data[i].train)]
+        data, real = self._terms.task.data.clients, self._link.exchange.frame_folder is None
+        asked = [i for i in clients if i not in self._agreed and (real or not len(data[i].train))]
         able = [i for i in clients if i not in asked]
         for client, answer in self._dispatcher.ask(DATA, asked, t=0):
             if answer.done.error or answer.different:
                 self._pass_over(client, f"it {answer.why}" if answer.different else cleaned(answer.done.error, 1000))
                 continue
             self._unable.pop(client, None)
+            self._agreed.add(client)
+            if answer.done.first != self._firsts.of(client).digest:
+                self._roster.other_firsts.add(client)
             train, test = answer.done.sample_counts or (None, None)
-            counts[client] = self._counts(train), self._counts(test)
+            if not len(data[client].train):
+                self._roster.sample_counts[client] = self._counts(train), self._counts(test)
             if answer.done.spent is not None and (spent := answer.done.spent[0]) > 0:
                 self._watcher.note(
                     f"earlier runs have spent epsilon {spent:.3g} of the samples of {self.called(client)}"

@@ -35,7 +35,7 @@ def _write(kind: Kind, value: Any, writer: FrameWriter, path: str, marks: Marks 
         case "dataclass" if isinstance(value, kind.of):
             return [_write(part, v, writer, at, own) for part, v, at, own in kind.inner(value, path, marks)]
         case "wire" if isinstance(value, kind.of):
-            writer.path, writer.marks = path, marks
+            writer.path, writer.marks, writer.position = path, marks, writer.position + 1
             return value.write(writer)
         case "tensor" if isinstance(value, Tensor):
             return writer.state({"": value})
@@ -63,6 +63,7 @@ def _read(kind: Kind, item: Any, reader: FrameReader) -> Any:
         case "plain" if type(item) is kind.of:
             return item
         case "wire":
+            reader.position += 1
             return kind.of.read(item, reader)
         case "state":
             return reader.state(item)
@@ -182,10 +183,10 @@ def base_of(digest: bytes, message: Any) -> Base:
     """The base for coding a reply: the wire values of the message with this digest; of tensors that share a name, the
     first."""
     tensors: State = {}
-    for leaf in leaves_of(message):
-        if is_wire_value(leaf.value):
-            tensors = {**leaf.value.states(), **tensors}
-    return Base(digest, tensors)
+    values = [leaf.value.states() for leaf in leaves_of(message) if is_wire_value(leaf.value)]
+    for each in values:
+        tensors = {**each, **tensors}
+    return Base(digest, tensors, values)
 
 
 def entries_in(payload: Any) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +17,60 @@ from fewbytes.base.state import State
 from fewbytes.wire.layout import DTYPES, Entry, Place
 from fewbytes.wire.levels import BLOCK, MOST, Shape, decode_levels, encode_levels, entropy, fold, kinds, width
 from fewbytes.wire.sections import Array, Sink, Source
-from fewbytes.wire.words import DIFFERENCE, ITSELF
+from fewbytes.wire.words import DIFFERENCE, ITSELF, ON_GRID
 
 ZERO, UP = 0.65, 0.4  # in steps: values below ZERO become 0, others up to n + 1 - UP become n
 POINTS = 3  # magnitudes with their own mean position inside the step: 1, 2, and all from 3 on
 FINENESS = 127  # resolution of that position, in parts of half a step
+EVEN = [0] * POINTS  # a level n represents n steps exactly
 AHEAD = [51, 0, 0]  # used instead for means with error feedback: 1 represents 1.2 steps
 SAMPLE = 1 << 16  # values sampled to find the step
 FINEST, COARSEST = -14, 6  # range of the step: powers of 2 of the root mean square of the values
 NUMBER = 3.0  # bits for a scale number of a tensor or axis
 CLOSE, TRIES = 0.02, 12  # relative tolerance on the wanted size, and maximum number of steps tried
+GRID_TYPES = (torch.float32, torch.float64)
+"""Types with enough digits for a grid."""
+DIGITS = 24  # of a float32: its integers up to 2^24 are exact, and so are multiples of a grid's unit
+GROWTH = 2  # powers of two that values may grow by before they leave a grid
 TINY, FARTHEST = np.finfo(np.float32).tiny, float(np.finfo(np.float32).max)  # minimum and maximum of a step
+
+
+@dataclass
+class Grid:
+    """Where differences are rounded to multiples of steps that are powers of two, at least `unit`.
+
+    Values that are multiples of `unit`, and below 2^24 of them, stay so, and differences of several messages add up
+    exactly: their sum can be sent as one message. `step`: the step of all values (0: by the rate, to the nearest power
+    of two). `carry`: by path, the logarithm of earlier steps that this rounding left out, which moves the next step.
+    `finest`: the smallest step used (0: none).
+    """
+
+    unit: float
+    step: float = 0.0
+    carry: dict[str, float] = field(default_factory=dict)
+    finest: float = 0.0
+
+    def choose(self, path: str, wanted: float, most: float) -> float:
+        """The step to use in place of the `wanted` one, if possible at most `most`."""
+        if not self.step:
+            power = math.log2(wanted) + self.carry.get(path, 0.0)
+            exponent = max(min(round(power), math.floor(math.log2(most))), math.log2(self.unit))
+            self.carry[path] = max(-1.0, min(1.0, power - exponent))
+        step = self.step or 2.0**exponent
+        self.finest = min(self.finest or step, step)
+        return step
+
+
+def unit_of(tensors: Iterable[Tensor]) -> float:
+    """The unit of a grid for these values, and for values up to four times as large."""
+    peaks = [float(t.abs().max()) for t in tensors if t.dtype in GRID_TYPES and t.numel()]
+    peak = max((p for p in peaks if math.isfinite(p)), default=0.0)
+    return 2.0 ** (math.frexp(peak or 1.0)[1] + GROWTH - DIGITS)
+
+
+def snapped(state: State, unit: float) -> State:
+    """The multiples of `unit` nearest to the values; values of other types stay."""
+    return {name: (t / unit).round() * unit if t.dtype in GRID_TYPES else t for name, t in state.items()}
 
 
 @dataclass
@@ -37,14 +80,15 @@ class Lossy:
     `exact`: names of tensors that stay unchanged, as do all in fields marked EXACT. `residual`: earlier rounding errors
     of a tensor, by its field's path and its name. They are added before rounding (error feedback: Seide et al. 2014)
     and updated after, except in fields marked FRESH. `averaged`: whether the receiver averages many such replies.
-    `values`: number of rounded values; `left`: number of unchanged values; `energy` and `lost`: squared norms of the
-    rounded values and of the error.
+    `grid`: of differences to the last message, if they are on one. `values`: number of rounded values; `left`: number
+    of unchanged values; `energy` and `lost`: squared norms of the rounded values and of the error.
     """
 
     rate: Rate
     exact: Set[str] = frozenset()
     residual: dict[str, State] = field(default_factory=dict)
     averaged: bool = False
+    grid: Grid | None = None
     values: int = 0
     left: int = 0
     energy: float = 0.0
@@ -88,28 +132,82 @@ def round_values(
     if not flat.size or not math.isfinite(peak):
         return None
     energy = _energy(flat, peak)
-    scale = np.float32(math.sqrt(energy / flat.size)) or np.float32(1)
-    step = scale * np.float32(lossy.rate.step or _step([value / scale for value in wanted], here, lossy.rate.bits))
+    step = _best_step(wanted, here, lossy.rate, energy)
     step = np.float32(min(float(step), 0.99 * peak / ZERO, FARTHEST)) if peak else step  # so that not all becomes 0
     step = max(step, np.float32(peak / (MOST - 1)), TINY)  # so that no value exceeds the maximum level
     if not step < math.inf:
         return None
     magnitudes = _magnitudes(flat, step)
-    negative = flat[magnitudes > 0] < 0
     later = lossy.averaged and all(lasting(place.entry) for place in here)
     # values that accumulate until they pass ZERO average just there: if sent so, all clients would lag the same way
     points = AHEAD if later else _points(flat, magnitudes, step)
-    cuts = np.cumsum([value.size for value in wanted])[:-1]
-    folds, kept = [fold(place.entry.shape) for place in here], [place.kept for place in here]
-    header = encode_levels(sink, np.split(magnitudes, cuts), negative, folds, kept)
-    flat -= _rounded(magnitudes, negative, step, points)
-    lossy.values += flat.size
-    lossy.energy, lossy.lost = lossy.energy + energy, lossy.lost + _energy(flat, peak)
-    for place, missing in zip(here, np.split(flat, cuts), strict=True):
-        if lasting(place.entry):
-            lost = _left(place, missing, _lost(lossy, path, place.entry))
-            lossy.residual.setdefault(path, {})[place.entry.name] = lost
+    lossy.energy += energy
+    header = _encoded(sink, flat, magnitudes, here, step, points)
+    lossy.lost += _energy(flat, peak)
+    _keep(lossy, path, flat, here, lasting)
     return [bytes(ways), float(step), points, header]
+
+
+def round_on_grid(
+    sink: Sink, values: Sequence[Tensor], places: Sequence[Place], before: Sequence[Tensor | None], lossy: Lossy,
+    path: str,
+) -> list[Any] | None:  # fmt: skip
+    """As `round_values`, of differences to the values `before`, on the grid of `lossy`; tensors without stay exact."""
+    ways, wanted, here = bytearray(len(values)), [], []
+    for i, (value, place, base) in enumerate(zip(values, places, before, strict=True)):
+        if base is not None and value.numel() and place.entry.name not in lossy.exact:
+            ways[i], lost = ON_GRID, _lost(lossy, path, place.entry)
+            rest = (value.detach().cpu().reshape(-1) - base).float().numpy()
+            wanted.append(rest if lost is None else rest + _at(lost.reshape(-1).numpy(), place.kept))
+            here.append(place)
+        else:
+            lossy.left += value.numel()
+    grid, flat = lossy.grid, np.concatenate([np.zeros(0, np.float32), *wanted])
+    peak = float(np.abs(flat).max(initial=0))
+    if grid is None or not flat.size or not math.isfinite(peak):
+        return None
+    energy = _energy(flat, peak)
+    step = grid.step or grid.unit
+    if peak:
+        best = float(_best_step(wanted, here, lossy.rate, energy)) if not grid.step else step
+        step = grid.choose(path, max(best, grid.unit, peak / (MOST - 1)), max(0.99 * peak / ZERO, grid.unit))
+    if peak / step > MOST - 1:
+        return None
+    magnitudes = _magnitudes(flat, step)
+    lossy.energy += energy
+    header = _encoded(sink, flat, magnitudes, here, step, EVEN)
+    lossy.lost += _energy(flat, peak)
+    _keep(lossy, path, flat, here, lambda entry: True)
+    return [bytes(ways), float(step), EVEN, header]
+
+
+def _encoded(
+    sink: Sink, flat: Array, magnitudes: Array, places: Sequence[Place], step: Any, points: Sequence[int]
+) -> list[Any]:
+    """Write the levels of values, which become what rounding lost; returns the levels' header."""
+    cuts = np.cumsum([place.size for place in places])[:-1]
+    folds, kept = [fold(place.entry.shape) for place in places], [place.kept for place in places]
+    negative = flat[magnitudes > 0] < 0
+    header: list[Any] = encode_levels(sink, np.split(magnitudes, cuts), negative, folds, kept)
+    flat -= _rounded(magnitudes, negative, step, points)
+    return header
+
+
+def _keep(lossy: Lossy, path: str, missing: Array, places: Sequence[Place], lasting: Callable[[Entry], bool]) -> None:
+    """Note that values at these places were rounded, and keep what is `missing` of them."""
+    lossy.values += missing.size
+    cuts = np.cumsum([place.size for place in places])[:-1]
+    for place, part in zip(places, np.split(missing, cuts), strict=True):
+        if lasting(place.entry):
+            lost = _left(place, part, _lost(lossy, path, place.entry))
+            lossy.residual.setdefault(path, {})[place.entry.name] = lost
+
+
+def _best_step(wanted: Sequence[Array], places: Sequence[Place], rate: Rate, energy: float) -> Any:
+    """The step at which values take the rate's bits."""
+    size = sum(value.size for value in wanted)
+    scale = np.float32(math.sqrt(energy / size)) or np.float32(1)
+    return scale * np.float32(rate.step or _step([value / scale for value in wanted], places, rate.bits))
 
 
 def rounded_values(
@@ -128,14 +226,14 @@ def rounded_values(
     ):
         raise FrameError("coding", "the steps of rounded values are out of bounds")
     here = [place for place, way in zip(places, ways, strict=True) if way]
-    if max(ways, default=0) > DIFFERENCE or not all(DTYPES[place.entry.dtype].is_floating_point for place in here):
+    if max(ways, default=0) > ON_GRID or not all(DTYPES[place.entry.dtype].is_floating_point for place in here):
         raise FrameError("type", "rounded values are not floating-point numbers")
     magnitudes, negative = decode_levels(source, inner, [fold(p.entry.shape) for p in here], [p.kept for p in here])
     parts = iter(torch.from_numpy(_rounded(magnitudes, negative, step, points)).split([p.size for p in here]))
     out: list[Tensor | None] = []
     for place, way, base in zip(places, ways, bases, strict=True):
         value = next(parts).to(DTYPES[place.entry.dtype]) if way else None
-        if value is not None and way == DIFFERENCE:
+        if value is not None and way != ITSELF:
             if base is None:
                 raise FrameError("base", "values are coded against a message this receiver does not hold: send in full")
             value = value + base

@@ -18,17 +18,19 @@ from fewbytes.base.state import State
 from fewbytes.wire import coding, run_lengths
 from fewbytes.wire.frame import NO_HASH, Parsed
 from fewbytes.wire.layout import DTYPES, Entry, Layout, Place, entry_of
-from fewbytes.wire.lossy import Lossy, round_values, rounded_values
+from fewbytes.wire.lossy import GRID_TYPES, Lossy, round_on_grid, round_values, rounded_values
 from fewbytes.wire.sections import Array, Buffer
-from fewbytes.wire.words import CHANGES, ROUNDED
+from fewbytes.wire.words import CHANGES, ON_GRID, ROUNDED
 
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """The message that a reply answers, known to both ends: its frame's digest and its tensors by name."""
+    """The message that a reply answers, known to both ends: its frame's digest and its tensors by name. `values`: the
+    tensors of each of its wire values, in order, for the next message of its class."""
 
     digest: bytes
     tensors: Mapping[str, Tensor]
+    values: Sequence[State] = ()
     _words: dict[str, Array] = dataclasses.field(default_factory=dict, repr=False)
     _versions: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
@@ -42,6 +44,11 @@ class Base:
     def tensor(self, entry: Entry) -> Tensor | None:
         """The tensor with the entry's name; None if its type or shape differs, or it is missing."""
         tensor = self.tensors.get(entry.name)
+        return tensor if entry.describes(tensor) else None
+
+    def tensor_at(self, position: int, entry: Entry) -> Tensor | None:
+        """The tensor with the entry's name in the wire value at a position; None as for `tensor`."""
+        tensor = self.values[position].get(entry.name) if position < len(self.values) else None
         return tensor if entry.describes(tensor) else None
 
     def words(self, entry: Entry) -> Array | None:
@@ -86,8 +93,8 @@ class FrameWriter:
 
     def __init__(self, layout: Layout | None, base: Base | None, coded: bool, lossy: Lossy | None = None) -> None:
         self.layout, self.base, self.coded, self.lossy = layout, base, coded, lossy
-        self.path, self.marks = "", frozenset[str]()
-        """The current value's path, and the marks of its field."""
+        self.path, self.marks, self.position = "", frozenset[str](), -1
+        """The current value's path, the marks of its field, and its position among the payload's wire values."""
         self.sections: list[list[Buffer]] = []
 
     def section(self, parts: list[Buffer]) -> None:
@@ -130,8 +137,12 @@ class FrameWriter:
         if lossy and self.lossy is not None and EXACT in self.marks:
             self.lossy.left += sum(value.numel() for value in tensors)
         elif lossy and self.lossy is not None:
-            known = [_base_values(base, place) for place in places]
-            rounded = round_values(self, tensors, places, known, self.lossy, self.path, self._lasting)
+            if self.lossy.grid is not None and tensors[0].dtype in GRID_TYPES and FRESH not in self.marks:
+                before = [_at_position(base, self.position, place) for place in places]
+                rounded = round_on_grid(self, tensors, places, before, self.lossy, self.path)
+            else:
+                known = [_base_values(base, place) for place in places]
+                rounded = round_values(self, tensors, places, known, self.lossy, self.path, self._lasting)
         ways = bytes(len(places)) if rounded is None else rounded[0]
         left = [place for place, way in zip(places, ways, strict=True) if not way]
         exact = [value for value, way in zip(tensors, ways, strict=True) if not way]
@@ -172,6 +183,8 @@ class FrameReader:
             raise FrameError("base", "the reply is coded against a message this receiver does not hold: send in full")
         self.layout = layout if parsed.layout_hash != NO_HASH else None
         self.base = base if parsed.base_hash != NO_HASH else None
+        self.position = -1
+        """The current value's position among the payload's wire values."""
         self._sections = iter(parsed.sections)
         self._left = limit
 
@@ -251,12 +264,18 @@ class FrameReader:
                 self.spend(
                     max(4, dtype.itemsize) * sum(place.size for place, way in zip(places, ways, strict=True) if way)
                 )
-                bases = [_base_values(self.base, place) for place in places]
+                bases = [self._known(place, way) for place, way in zip(places, ways, strict=True)]
                 rounded = rounded_values(self, [ways, *rest[:3]], places, bases)
                 left = [place for place, value in zip(places, rounded, strict=True) if value is None]
                 exact = iter(self._exact(rest[3], dtype, left))
                 return [next(exact) if value is None else value for value in rounded]
         return list(self._exact(header, dtype, places))
+
+    def _known(self, place: Place, way: int) -> Tensor | None:
+        """The values that a tensor's difference is added to."""
+        if way != ON_GRID:
+            return _base_values(self.base, place)
+        return _at_position(self.base, self.position, place)
 
     def _exact(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> Sequence[Tensor]:
         sizes = [place.size for place in places]
@@ -299,7 +318,16 @@ def _filled(bases: Sequence[Array | None], sizes: Sequence[int], width: int) -> 
 
 def _base_values(base: Base | None, place: Place) -> Tensor | None:
     """The message's values at a place, flat."""
-    tensor = None if base is None else base.tensor(place.entry)
+    return None if base is None else _at(base.tensor(place.entry), place)
+
+
+def _at_position(base: Base | None, position: int, place: Place) -> Tensor | None:
+    """The values at a place of the message's wire value at a position, flat."""
+    return None if base is None else _at(base.tensor_at(position, place.entry), place)
+
+
+def _at(tensor: Tensor | None, place: Place) -> Tensor | None:
+    """A tensor's values at a place, flat."""
     if tensor is None:
         return None
     flat = tensor.detach().cpu().reshape(-1)

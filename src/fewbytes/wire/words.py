@@ -6,8 +6,8 @@ from typing import Any
 
 RAW, PLANES, DIFFERENCES, ROUNDED, CHANGES = 0, 1, 2, 3, 4
 """Codings of numbers (`fewbytes.wire.coding`; ROUNDED: some of them are rounded, `fewbytes.wire.lossy`)."""
-UNROUNDED, ITSELF, DIFFERENCE = 0, 1, 2
-"""How a tensor among rounded numbers travels: unchanged, rounded, or as a rounded difference."""
+UNROUNDED, ITSELF, DIFFERENCE, ON_GRID = 0, 1, 2, 3
+"""How a tensor among rounded numbers travels: unchanged, rounded, as a rounded difference, or as one on a grid."""
 CODINGS = {
     RAW: "raw", PLANES: "planes", DIFFERENCES: "difference to the base", CHANGES: "changes from the base"
 }  # fmt: skip
