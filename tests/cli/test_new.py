@@ -46,7 +46,7 @@ def test_in_a_checkout_its_files_are_where_all_methods_are(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("fedavg", "already"), ("fed-try", "FedSAM"), ("class", "FedSAM"), ("Fedtaken", "nothing is")]
+    ("name", "why"), [("fedavg", "already"), ("fed-try", "FedSAM"), ("class", "FedSAM"), ("Fedtaken", "exists")]
 )
 def test_what_cannot_be_written_is_told_and_nothing_is(name, why, tmp_path):
     (tmp_path / "fedtaken.md").write_text("mine")

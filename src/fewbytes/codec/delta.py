@@ -103,7 +103,7 @@ def started(
     name: str, number: int, message: Any, coding: Coding, shared: bool = True
 ) -> tuple[DeltaStream, Received, Frame]:
     """A stream that begins with a message in full: as `advanced`. If later ones are rounded, its values move to a grid,
-    by less than 2^-21 of the largest."""
+    by less than 2^-20 of the largest."""
     layout, first, unit = coding.layout, coding.first, 0.0
     if coding.rate:
         values = [value for _, state in _on_grid(message, coding.exact) for value in state.values()]

@@ -31,7 +31,7 @@ CLOSE, TRIES = 0.02, 12  # relative tolerance on the wanted size, and maximum nu
 GRID_TYPES = (torch.float32, torch.float64)
 """Types with enough digits for a grid."""
 DIGITS = 24  # of a float32: its integers up to 2^24 are exact, and so are multiples of a grid's unit
-GROWTH = 2  # powers of two that values may grow by before they leave a grid
+GROWTH = 4  # powers of two that values may grow by before they leave a grid
 TINY, FARTHEST = np.finfo(np.float32).tiny, float(np.finfo(np.float32).max)  # minimum and maximum of a step
 
 
@@ -62,7 +62,7 @@ class Grid:
 
 
 def unit_of(tensors: Iterable[Tensor]) -> float:
-    """The unit of a grid for these values, and for values up to four times as large."""
+    """The unit of a grid for these values, and for values up to 16 times as large."""
     peaks = [float(t.abs().max()) for t in tensors if t.dtype in GRID_TYPES and t.numel()]
     peak = max((p for p in peaks if math.isfinite(p)), default=0.0)
     return 2.0 ** (math.frexp(peak or 1.0)[1] + GROWTH - DIGITS)
