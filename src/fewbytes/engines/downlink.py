@@ -66,6 +66,8 @@ class Downlink:
 
     def __init__(self, rate: Rate, problem: Problem, coded: bool, others: Set[Id] = frozenset()) -> None:
         self.rate, self._problem, self._coded, self._others = rate, problem, coded, others
+        self.wanted = True
+        """Whether a message that cannot be rounded is an error; else its handler's messages are sent exactly."""
         self.streams: dict[str, DeltaStream] = {}
         self.acknowledged: dict[Id, Acknowledged] = {}
         self._firsts = Firsts(problem)
@@ -73,6 +75,7 @@ class Downlink:
         self._merged: dict[tuple[str, int | None], Frame | None] = {}  # by stream and earlier message
         self._part = ""  # the subset of the network that receives these
         self._recipients: dict[tuple[str, str], set[Id]] = {}  # of a step's first message, by handler and subset
+        self._exact: set[str] = set()  # handlers whose messages cannot be rounded
 
     def begin(self) -> None:
         """Begin a step."""
@@ -89,13 +92,17 @@ class Downlink:
 
     def rounds(self, handler: Handler, kind: type[Any]) -> bool:
         """Whether messages of this class are rounded."""
-        return bool(self.rate) and kind is handler.message and handler.roundable("downlink")
+        rounded = kind is handler.message and handler.name not in self._exact
+        return bool(self.rate) and rounded and handler.roundable("downlink")
 
     def to_all(self, handler: Handler, message: Any, asked: Sequence[Id], part: str) -> None:
         """Round a message for all asked clients of a subset of the network. Raises UserError if one step sends
-        different messages to different clients, because they would share a delta stream."""
+        different messages to different clients, because they would share a delta stream, and rounding is wanted."""
         first = self._recipients.setdefault((handler.name, part), set(asked))
         if asked and first.isdisjoint(asked):
+            if not self.wanted:
+                self._exact.add(handler.name)
+                return
             raise UserError(
                 f"handler {handler.name!r} gets different messages for different clients in one step, which rounded "
                 "differences from the last message do not support: leave out downlink_bits"

@@ -111,6 +111,7 @@ class Outbox:
     def __init__(self, terms: Terms, handlers: Handlers, dispatcher: Dispatcher) -> None:
         self.handlers, self.dispatcher, self._folder = handlers, dispatcher, terms.waiting
         self.downlink = Downlink(terms.downlink, terms.task.problem, terms.coded, dispatcher.roster.other_firsts)
+        self.downlink.wanted = terms.downlink_wanted
         self.waiting = WaitingMessages(terms.waiting, handlers.named)
 
     def restore(self, origin: Origin) -> None:

@@ -199,6 +199,9 @@ def _own(settings: dict[str, Any], name: str, parameters: dict[str, Any]) -> dic
         if without and (why := unrounded(method, way)):
             note(f"{short_name(name)}: {why}; it runs without {' and '.join(without)}")
             settings = {key: value for key, value in settings.items() if key not in without}
+    if "bits" in settings and all(unrounded(method, way) for way in ROUNDING):
+        note(f"{short_name(name)}: {unrounded(method, 'uplink')}; it runs without bits")
+        settings = {key: value for key, value in settings.items() if key != "bits"}
     return {**settings, "method": name, "parameters": parameters}
 
 

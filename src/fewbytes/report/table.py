@@ -149,10 +149,11 @@ def badges(run: RunFolder) -> list[str]:
     by = {"budget": "by the budget", "stop_when": f"by {run.fact('stop_when')}"}.get(str(run.fact("ended_by")))
     ended = [f"ended at round {run.fact('rounds')}, {by}"] if by else []
     rule = [str(run.fact("aggregate"))] if run.fact("aggregate") else []
-    if bits := run.fact("uplink_bits"):
+    if bits := run.fact("bits") or run.fact("uplink_bits"):
         rule.append(_bits(str(bits).partition("=")[0]))
     rule += [f"steps of {run.fact('uplink_step'):g}"] if run.fact("uplink_step") else []
-    rule += [f"{_bits(format(run.fact('downlink_bits'), 'g'))} down"] if run.fact("downlink_bits") else []
+    if down := run.fact("downlink_bits"):
+        rule.append(f"{_bits(format(down, 'g'))} down")
     if run.fact("dp"):
         spent = next((row["privacy"]["epsilon"] for row in reversed(run.rounds) if "privacy" in row), 0.0)
         rule.append(f"epsilon {spent:.2f} of {Privacy.read(run.fact('dp')).epsilon:g}")

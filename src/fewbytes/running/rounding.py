@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.rate import Way
+from fewbytes.base.rate import ALL, Rate, Way
 from fewbytes.core.method import Method
+from fewbytes.core.uplink import Uplink
 from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, UP_BITS, UP_ERROR
 from fewbytes.running.settings import ROUNDING, Settings
 
@@ -22,10 +23,28 @@ MEASURED: dict[Way, dict[str, str]] = {
 
 def check_rounding(method: Method, settings: Settings) -> None:
     """Raises UserError for rounding settings with a method that sends nothing to round."""
+    if settings.bits is not None and (why := unrounded(method, "uplink")) and unrounded(method, "downlink"):
+        raise UserError(f"{method.method_name}: {why}: leave out bits")
     for way, keys in ROUNDING.items():
         named = " and ".join(key for key in keys if key in settings.rounding)
         if named and (why := unrounded(method, way)):
             raise UserError(f"{method.method_name}: {why}: leave out {named}")
+
+
+def rates(method: Method, settings: Settings) -> tuple[Uplink, Rate]:
+    """How finely uploads and downloads of a method are rounded."""
+    return settings.uplink(), ALL if unrounded(method, "downlink") else settings.downlink()
+
+
+def rounding_notes(method: Method, settings: Settings) -> tuple[str, ...]:
+    """What users should know of the rounding that they did not ask for in so many words."""
+    name, down = method.method_name, settings.downlink()
+    if settings.by_uplink and not unrounded(method, "downlink"):
+        return (
+            f"downloads are rounded to {down.bits:g} bits a value, twice the uploads' (downlink_bits 32: not at all)",
+        )
+    ways: tuple[Way, ...] = ("uplink", "downlink") if settings.bits is not None else ()
+    return tuple(f"{name}: {why}" for way in ways if (why := unrounded(method, way)))
 
 
 def unrounded(method: Method, way: Way) -> str:

@@ -15,7 +15,7 @@ from fewbytes.core.task import Task
 from fewbytes.core.trial import check_models as check_first_models
 from fewbytes.core.trial import try_models
 from fewbytes.engines.terms import Terms
-from fewbytes.running.rounding import check_rounding
+from fewbytes.running.rounding import check_rounding, rates, rounding_notes
 from fewbytes.running.settings import Settings
 
 
@@ -23,8 +23,8 @@ from fewbytes.running.settings import Settings
 class Run:
     """A method on a task, with settings and a policy; make it with `of`, which checks all of them.
 
-    `task`: with the method's models, and the clients' privacy promises. `notes`: findings about the first models, for
-    the user.
+    `task`: with the method's models, and the clients' privacy promises. `notes`: findings about the first models and
+    the rounding, for the user.
     """
 
     method: Method
@@ -50,7 +50,8 @@ class Run:
         run = cls(method, task, settings, policy)
         run._check_settings()
         run._check_promise()
-        return run if settings.resume else replace(run, notes=run._tried())
+        notes = rounding_notes(method, settings)
+        return replace(run, notes=notes if settings.resume else (*notes, *run._tried()))
 
     @property
     def rounds(self) -> int:
@@ -61,8 +62,11 @@ class Run:
         """The arguments of an engine for this run, in a folder."""
         settings, clients = self.settings, len(self.task.problem.clients)
         seconds = None if settings.speeds is None else settings.speeds.seconds(clients, self.task.problem.seed)
-        rates = settings.uplink(), settings.downlink()
-        return Terms(self.method, self.task, folder, self.policy, settings.coded, settings.keep_frames, *rates, seconds)
+        uplink, downlink = rates(self.method, settings)
+        return Terms(
+            self.method, self.task, folder, self.policy, settings.coded, settings.keep_frames, uplink, downlink,
+            not settings.by_uplink, seconds,
+        )  # fmt: skip
 
     def _check_settings(self) -> None:
         settings, name, clients = self.settings, self.method.method_name, len(self.task.problem.clients)

@@ -22,9 +22,11 @@ from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
 
 ROUNDING: dict[Way, tuple[str, ...]] = {"uplink": ("uplink_bits", "uplink_step"), "downlink": ("downlink_bits",)}
-"""By direction, the settings that round values before they are sent."""
+"""By direction, the settings that round values before they are sent, besides `bits`, which rounds both."""
+LOSSLESS = 32.0  # bits a value of downloads that are not rounded
 Size = Annotated[int, Meta(ge=1), Text("an amount of data", parse_bytes, int, kinds=str | float)]
 BitsAValue = Annotated[float, Meta(ge=LEAST, le=MOST)]
+DownBits = Annotated[float, Meta(ge=LEAST, le=LOSSLESS)]
 Steps = Annotated[float, Meta(gt=0, le=8)]  # coarser steps round nearly all values to 0
 
 
@@ -55,6 +57,10 @@ class Settings(Group):
         None, "Differential privacy, e.g. epsilon=8,delta=1e-5,clip=1.0: per client, enforced by the server, or with "
         "of=samples per sample, enforced by the clients.", metavar="TERMS", brief=True,
     )  # fmt: skip
+    bits: BitsAValue | None = setting(
+        None, "Round uploads and downloads to about this many bits per value, 0.3 to 8; rounding errors are fed back "
+        "into the next message.", metavar="BITS", resumable=True, brief=True,
+    )  # fmt: skip
     uplink_bits: UplinkBits | None = setting(
         None, "Round uploads to about this many bits per value, 0.3 to 8, or with auto=1MB/s to what the link moves "
         "while clients train; rounding errors are fed back into the next upload.", metavar="BITS", resumable=True,
@@ -66,9 +72,10 @@ class Settings(Group):
         resumable=True,
         brief=True,
     )
-    downlink_bits: BitsAValue | None = setting(
-        None, "Round downloads to about this many bits per value, 0.3 to 8: differences from what clients have, which "
-        "carry the rounding error to the next download.", metavar="BITS", resumable=True, brief=True,
+    downlink_bits: DownBits | None = setting(
+        None, "Round downloads to about this many bits per value, 0.3 to 8, or 32: not at all (default: twice the bits "
+        "of uploads). Differences from what clients have carry the rounding error to the next download.",
+        metavar="BITS", resumable=True, brief=True,
     )  # fmt: skip
     speeds: Speeds | None = setting(
         None, "Simulated seconds per exchange and client: 1,1,10, a file with one number per line, or 10x for random "
@@ -107,6 +114,11 @@ class Settings(Group):
             raise UserError("from_round needs resume: it goes back to an earlier round of that run")
         if self.uplink_bits is not None and self.uplink_step is not None:
             raise UserError("uplink_bits and uplink_step both set the rounding of uploads: leave one out")
+        if self.downlink_bits is not None and MOST < self.downlink_bits < LOSSLESS:
+            raise UserError(f"downlink_bits is {LEAST:g} to {MOST:g}, or {LOSSLESS:g}; not {self.downlink_bits:g}")
+        if self.bits is not None and len(self.rounding) > 1:
+            others = " and ".join(key for key in self.rounding if key != "bits")
+            raise UserError(f"bits rounds uploads and downloads: leave out {others}, or bits")
         if self.rounding and not self.coded:
             named = " and ".join(self.rounding)
             raise UserError(f"rounding saves bytes only with coding: leave out {named}, or coding = false")
@@ -116,16 +128,25 @@ class Settings(Group):
     @property
     def rounding(self) -> dict[str, Any]:
         """The given settings that round values before they are sent."""
-        keys = [key for keys in ROUNDING.values() for key in keys]
+        keys = ["bits", *(key for keys in ROUNDING.values() for key in keys)]
         return {key: value for key in keys if (value := getattr(self, key)) is not None}
 
     def uplink(self) -> Uplink:
         """How finely uploads are rounded."""
-        return Uplink(self.uplink_bits, self.uplink_step or 0.0)
+        bits = self.uplink_bits if self.bits is None else UplinkBits(self.bits)
+        return Uplink(bits, self.uplink_step or 0.0)
 
     def downlink(self) -> Rate:
-        """How finely downloads are rounded."""
-        return Rate(self.downlink_bits or 0.0)
+        """How finely downloads are rounded; by default twice as finely as uploads."""
+        bits = self.bits or self.downlink_bits
+        if bits is None:
+            bits = min(2 * self.uplink_bits.bits, MOST) if self.uplink_bits else 0.0
+        return Rate(0.0 if bits == LOSSLESS else bits)
+
+    @property
+    def by_uplink(self) -> bool:
+        """Whether downloads are rounded only because uploads are."""
+        return bool(self.downlink()) and self.bits is None and self.downlink_bits is None
 
     def check_on_flower(self) -> None:
         """Raises UserError for settings that do not apply where clients are Flower's nodes."""
