@@ -23,7 +23,9 @@ from fewbytes.engines.waiting import Waiting
 class Terms:
     """A method on a task, in a run folder. `policy`: how many clients must answer. `coded`: lossless coding of frames.
     `keep_frames`: keep them in the run folder. `uplink`, `downlink`: how finely replies and messages are rounded.
-    `downlink_wanted`: whether a message that cannot be rounded is an error. `seconds`: simulated seconds per exchange, by client (None: real time)."""
+    `downlink_wanted`: whether
+    a message that cannot be rounded is an error. `seconds`: simulated seconds per exchange, by client (None: real
+    time)."""
 
     method: Method
     task: Task

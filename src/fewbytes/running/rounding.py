@@ -27,7 +27,8 @@ def check_rounding(method: Method, settings: Settings) -> None:
         raise UserError(f"{method.method_name}: {why}: leave out bits")
     for way, keys in ROUNDING.items():
         named = " and ".join(key for key in keys if key in settings.rounding)
-        if named and (why := unrounded(method, way)):
+        exact = way == "downlink" and not settings.downlink()
+        if named and not exact and (why := unrounded(method, way)):
             raise UserError(f"{method.method_name}: {why}: leave out {named}")
 
 
