@@ -145,7 +145,7 @@ def _written(function: Callable[..., Any]) -> ast.FunctionDef | None:
     """A function's syntax tree, if its source can be read."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, SystemError):  # the last: Python 3.11's parser, at times, in threads
         return None
     return next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)
 
