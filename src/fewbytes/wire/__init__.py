@@ -42,12 +42,16 @@ scale; their entries describe the float32 values they represent. Packages are [s
 patterns, which]: three chosen values, the magnitudes as entries of two dimensions, one for each kernel; and two codings
 of numbers, `count` patterns (int64) and, for each magnitude, its pattern's number (uint8).
 
-A rounded message has a base, too: the previous message as its receiver has it, packed again without coding, whose
-digest counts. A reply to a rounded message names it by that digest, too.
+Messages have a base, too. That of a rounded message is the previous message as its receiver has it, or an earlier one,
+packed again without coding, whose digest counts. A reply to a rounded message names it by that digest, too. That of
+others, and of a first message, is the first weights of the receiver's model. Their digest is BLAKE3 over each entry:
+name, type and shape as text, and the numbers; or, for the first of rounded messages, BLAKE3 of that digest, with the
+weights as multiples of 2^(e - 20), where 2^e is the lowest power of two above all of them.
 
 In runs that round, the numbers of named tensors and of a masked value may be [3, ways, step, points, levels, numbers].
 `ways` has a byte for each tensor: 0 for unrounded, coded in `numbers`; 1 for rounded; 2 for its rounded difference to
-the base. A level n represents the float32 number step (n + p / 254) with a sign; p (-127 to 127) is the first of three
+the base; 3 for its rounded difference to the tensor of that name in the base's wire value of the same position, counted
+in the order of fields. A level n represents the float32 number step (n + p / 254) with a sign; p (-127 to 127) is the first of three
 `points` for n = 1, the second for n = 2, the third from n = 3 on. Level 0 represents 0. `levels` is [low, high, most,
 scales, tables], for all levels, tensor after tensor in C order; for a masked value, those of kept values. `scales` is a
 coding of signed bytes. Each tensor is seen as (output channels, input channels, the rest), or as (1, 1, all) below two
