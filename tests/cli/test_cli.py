@@ -328,7 +328,8 @@ def test_compare_rounds_what_can_be_rounded(tmp_path, monkeypatch, capsys):
     assert re.search("dgc: .* runs without uplink_bits", " ".join(errors.split()))
     (folder,) = (tmp_path / "runs").iterdir()
     assert "<h2>Rounding</h2>" in (folder / "report.html").read_text()
-    code, out, _ = ended(capsys, monkeypatch, tmp_path, "plan", "fedavg", *options)
+    code, out, errors = ended(capsys, monkeypatch, tmp_path, "plan", "fedavg", *options)
+    assert code == 0, errors
     plan = json.loads(out)
     assert (code, plan["up"] < plan["nominal_up"] / 16, 0 < plan["uplink_rounding_error"] < 1) == (0, True, True)
 

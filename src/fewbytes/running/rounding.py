@@ -37,15 +37,13 @@ def rates(method: Method, settings: Settings) -> tuple[Uplink, Rate]:
     return settings.uplink(), ALL if unrounded(method, "downlink") else settings.downlink()
 
 
-def rounding_notes(method: Method, settings: Settings) -> tuple[str, ...]:
-    """What users should know of the rounding that they did not ask for in so many words."""
-    name, down = method.method_name, settings.downlink()
+def rounding_notes(method: Method, settings: Settings) -> dict[str, str]:
+    """What a run rounds that its settings do not name, or does not round though they do; as in `Network.note`."""
     if settings.by_uplink and not unrounded(method, "downlink"):
-        return (
-            f"downloads are rounded to {down.bits:g} bits a value, twice the uploads' (downlink_bits 32: not at all)",
-        )
+        bits = settings.downlink().bits
+        return {"downloads are rounded, too": f"to {bits:g} bits per value (downlink_bits 32: not at all)"}
     ways: tuple[Way, ...] = ("uplink", "downlink") if settings.bits is not None else ()
-    return tuple(f"{name}: {why}" for way in ways if (why := unrounded(method, way)))
+    return {f"the {way} is not rounded": why for way in ways if (why := unrounded(method, way))}
 
 
 def unrounded(method: Method, way: Way) -> str:

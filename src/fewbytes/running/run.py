@@ -15,7 +15,7 @@ from fewbytes.core.task import Task
 from fewbytes.core.trial import check_models as check_first_models
 from fewbytes.core.trial import try_models
 from fewbytes.engines.terms import Terms
-from fewbytes.running.rounding import check_rounding, rates, rounding_notes
+from fewbytes.running.rounding import check_rounding, rates
 from fewbytes.running.settings import Settings
 
 
@@ -23,8 +23,8 @@ from fewbytes.running.settings import Settings
 class Run:
     """A method on a task, with settings and a policy; make it with `of`, which checks all of them.
 
-    `task`: with the method's models, and the clients' privacy promises. `notes`: findings about the first models and
-    the rounding, for the user.
+    `task`: with the method's models, and the clients' privacy promises. `notes`: findings about the first models, for
+    the user.
     """
 
     method: Method
@@ -50,8 +50,7 @@ class Run:
         run = cls(method, task, settings, policy)
         run._check_settings()
         run._check_promise()
-        notes = rounding_notes(method, settings)
-        return replace(run, notes=notes if settings.resume else (*notes, *run._tried()))
+        return run if settings.resume else replace(run, notes=run._tried())
 
     @property
     def rounds(self) -> int:

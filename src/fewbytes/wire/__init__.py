@@ -51,18 +51,18 @@ weights as multiples of 2^(e - 20), where 2^e is the lowest power of two above a
 In runs that round, the numbers of named tensors and of a masked value may be [3, ways, step, points, levels, numbers].
 `ways` has a byte for each tensor: 0 for unrounded, coded in `numbers`; 1 for rounded; 2 for its rounded difference to
 the base; 3 for its rounded difference to the tensor of that name in the base's wire value of the same position, counted
-in the order of fields. A level n represents the float32 number step (n + p / 254) with a sign; p (-127 to 127) is the first of three
-`points` for n = 1, the second for n = 2, the third from n = 3 on. Level 0 represents 0. `levels` is [low, high, most,
-scales, tables], for all levels, tensor after tensor in C order; for a masked value, those of kept values. `scales` is a
-coding of signed bytes. Each tensor is seen as (output channels, input channels, the rest), or as (1, 1, all) below two
-dimensions, and has one number; then one for each place of each of the three axes with more than one place and 32 values
-or more a place. A level's class is the sum of the numbers of its tensor and its places, clipped to `low` and `high`.
-`tables` is a coding of unsigned 16-bit numbers: the frequency of each of `most` symbols, for each class from `low` to
-`high`. A level n below 16 is its own symbol; for others, with s the bit length of n less 4, the symbol is 8 s + (n >>
-s), and s low bits are left. Three sections follow. First the symbols, 32-bit words of asymmetric numeral systems as in
-constriction's `AnsCoder` (`Categorical` models of the tables, not perfect), in blocks of 2^18 levels, by class within a
-block, the lowest first. Then a sign bit for each level that is not 0 (1: negative). Then the low bits that are left,
-the lowest of all levels that have one, then the next of all.
+in the order of fields. A level n represents the float32 number step (n + p / 254) with a sign; p (-127 to 127) is the
+first of three `points` for n = 1, the second for n = 2, the third from n = 3 on. Level 0 represents 0. `levels` is
+[low, high, most, scales, tables], for all levels, tensor after tensor in C order; for a masked value, those of kept
+values. `scales` is a coding of signed bytes. Each tensor is seen as (output channels, input channels, the rest), or as
+(1, 1, all) below two dimensions, and has one number; then one for each place of each of the three axes with more than
+one place and 32 values or more a place. A level's class is the sum of the numbers of its tensor and its places, clipped
+to `low` and `high`. `tables` is a coding of unsigned 16-bit numbers: the frequency of each of `most` symbols, for each
+class from `low` to `high`. A level n below 16 is its own symbol; for others, with s the bit length of n less 4, the
+symbol is 8 s + (n >> s), and s low bits are left. Three sections follow. First the symbols, 32-bit words of asymmetric
+numeral systems as in constriction's `AnsCoder` (`Categorical` models of the tables, not perfect), in blocks of 2^18
+levels, by class within a block, the lowest first. Then a sign bit for each level that is not 0 (1: negative). Then the
+low bits that are left, the lowest of all levels that have one, then the next of all.
 
 Images are [shape, numbers]: 8-bit pixels (n, channels, height, width), in C order; or, if smaller, [shape, null] and
 sheets, each of as many pictures one below the other as fit 16383 rows and 2^20 pixels. A picture is an image of three

@@ -17,6 +17,7 @@ from fewbytes.running.promises.privacy import Spending
 from fewbytes.running.promises.promise import Promise
 from fewbytes.running.promises.stop import Stop
 from fewbytes.running.promises.times import Simulated, Times
+from fewbytes.running.rounding import rounding_notes
 from fewbytes.running.run import Run
 
 
@@ -33,7 +34,8 @@ def promises_of(run: Run, folder: Path) -> list[Promise]:
         promises.append(Aggregate(settings.aggregate))
     if settings.speeds is not None:
         promises.append(Simulated(settings.speeds))
-    promises += [NotFinite(problem.objective), Alarms(), Joiners(method, settings.watcher), Notes()]
+    promises += [NotFinite(problem.objective), Alarms(), Joiners(method, settings.watcher)]
+    promises.append(Notes(rounding_notes(method, settings)))
     if settings.dp is not None:
         promises.append(Spending(settings.dp, run.rounds, problem.seed, folder))
     return [*promises, Times(settings.speeds is not None), Headline(method)]
