@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 
 from blake3 import blake3
 
@@ -12,25 +12,27 @@ from fewbytes.wire.lossy import snapped, unit_of
 from fewbytes.wire.values import flat_words
 
 
-@dataclass(frozen=True)
 class First:
-    """A model's first weights as the base of messages: `exact`, and `on_grid`, whose values are multiples of `unit`."""
+    """A model's first weights, as bases of messages; equal at both ends if the weights are equal to the bit."""
 
-    exact: Base
-    on_grid: Base
-    unit: float
-
-    @classmethod
-    def of(cls, state: State) -> First:
-        """Equal at both ends if the weights are equal to the bit."""
+    def __init__(self, state: State) -> None:
         hasher = blake3()
         for name, value in state.items():
             hasher.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
             hasher.update(flat_words(value).tobytes())
-        digest, unit = hasher.digest(), unit_of(state.values())
-        return cls(Base(digest, state), Base(blake3(digest).digest(), snapped(state, unit)), unit)
+        self.exact = Base(hasher.digest(), state)
 
     @property
     def digest(self) -> bytes:
         """8 bytes that are equal for equal weights."""
         return self.exact.digest[:8]
+
+    @cached_property
+    def unit(self) -> float:
+        """The unit of the grid that messages which follow are on."""
+        return unit_of(self.exact.tensors.values())
+
+    @cached_property
+    def on_grid(self) -> Base:
+        """The weights as multiples of the unit."""
+        return Base(blake3(self.exact.digest).digest(), snapped(dict(self.exact.tensors), self.unit))

@@ -19,5 +19,5 @@ class Firsts:
         """Those of a client's model."""
         key = self._problem.architecture(client)
         if key not in self._known:
-            self._known[key] = First.of(self._problem.first_state(client))
+            self._known[key] = First(self._problem.first_state(client))
         return self._known[key]
