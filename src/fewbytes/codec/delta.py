@@ -67,12 +67,14 @@ class DeltaStream:
 @dataclass(frozen=True)
 class Coding:
     """How a stream's messages are sent: their layout, whether they are `coded`, the rate of rounding, the names of
-    tensors that stay `exact`, and what its receivers hold before the first message (None: nothing)."""
+    tensors that stay `exact` or, among these, are rounded after all, but finely (`fine`), and what its receivers hold
+    before the first message (None: nothing)."""
 
     layout: Layout
     coded: bool = True
     rate: Rate = ALL
     exact: Set[str] = frozenset()
+    fine: Set[str] = frozenset()
     first: First | None = None
 
 
@@ -129,7 +131,8 @@ def advanced(
     layout, lossy = coding.layout, None
     if coding.rate:
         lost = {path: dict(tensors) for path, tensors in stream.lost.items()}
-        lossy = Lossy(coding.rate, coding.exact, lost, grid=Grid(stream.unit, carry=dict(stream.carry)))
+        grid = Grid(stream.unit, carry=dict(stream.carry))
+        lossy = Lossy(coding.rate, coding.exact, lost, grid=grid, fine=coding.fine)
     before = base_from(type(message), stream.held, layout)
     frame = pack(message, layout=layout, base=before, coded=coding.coded, lossy=lossy)
     data = bytes(frame)

@@ -155,7 +155,7 @@ class Downlink:
         """How a client's messages are sent; `shared`: to others as well, who may hold the first weights."""
         first = self._firsts.of(client) if self._coded and (shared or client not in self._others) else None
         layout, statistics = self._problem.layout(client), self._problem.statistics(client)
-        return Coding(layout, self._coded, self.rate, statistics, first)
+        return Coding(layout, self._coded, self.rate, statistics, statistics, first)
 
     def _advance(self, name: str, message: Any, client: Id, shared: bool, follows: bool = True) -> tuple[Any, Sent]:
         """Advance a stream: the message as received, rounded if it `follows` an earlier one, and its frame."""

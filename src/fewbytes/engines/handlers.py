@@ -281,9 +281,9 @@ class Runner:
 
 
 def lossy_for(rate: Rate, statistics: Set[str], lost: Mapping[str, State], averaged: bool = False) -> Lossy:
-    """The rounding of a message or reply: excludes a model's `statistics`, and sends the `lost` rounding error with it.
-    `averaged`: as in `Lossy`."""
-    return Lossy(rate, statistics, {path: dict(state) for path, state in lost.items()}, averaged)
+    """The rounding of a message or reply, which also sends the `lost` rounding error; `statistics` are rounded
+    finely. `averaged`: as in `Lossy`."""
+    return Lossy(rate, statistics, {path: dict(state) for path, state in lost.items()}, averaged, fine=statistics)
 
 
 def unchanged(*bases: Base | None) -> None:

@@ -22,6 +22,7 @@ from fewbytes.wire.words import DIFFERENCE, ITSELF, ON_GRID
 ZERO, UP = 0.65, 0.4  # in steps: values below ZERO become 0, others up to n + 1 - UP become n
 POINTS = 3  # magnitudes with their own mean position inside the step: 1, 2, and all from 3 on
 FINENESS = 127  # resolution of that position, in parts of half a step
+FINE = 4.0  # bits for a value of tensors that are rounded finely
 EVEN = [0] * POINTS  # a level n represents n steps exactly
 AHEAD = [51, 0, 0]  # used instead for means with error feedback: 1 represents 1.2 steps
 SAMPLE = 1 << 16  # values sampled to find the step
@@ -80,8 +81,9 @@ class Lossy:
     `exact`: names of tensors that stay unchanged, as do all in fields marked EXACT. `residual`: earlier rounding errors
     of a tensor, by its field's path and its name. They are added before rounding (error feedback: Seide et al. 2014)
     and updated after, except in fields marked FRESH. `averaged`: whether the receiver averages many such replies.
-    `grid`: of differences to the last message, if they are on one. `values`: number of rounded values; `left`: number
-    of unchanged values; `energy` and `lost`: squared norms of the rounded values and of the error.
+    `grid`: of differences to the last message, if they are on one. `fine`: names of `exact` tensors that are rounded
+    after all, to FINE bits, where they have a base. `values`: number of rounded values; `left`: number of unchanged
+    values; `energy` and `lost`: squared norms of the rounded values and of the error, without `fine` ones.
     """
 
     rate: Rate
@@ -89,6 +91,7 @@ class Lossy:
     residual: dict[str, State] = field(default_factory=dict)
     averaged: bool = False
     grid: Grid | None = None
+    fine: Set[str] = frozenset()
     values: int = 0
     left: int = 0
     energy: float = 0.0
@@ -178,6 +181,37 @@ def round_on_grid(
     header = _encoded(sink, flat, magnitudes, here, step, EVEN)
     lossy.lost += _energy(flat, peak)
     _keep(lossy, path, flat, here, lambda entry: True)
+    return [bytes(ways), float(step), EVEN, header]
+
+
+def round_finely(
+    sink: Sink, values: Sequence[Tensor], places: Sequence[Place], bases: Sequence[Tensor | None], lossy: Lossy,
+    path: str,
+) -> list[Any] | None:  # fmt: skip
+    """As `round_values`, of the differences of `fine` tensors to their bases. What is above 0, as variances are, stays
+    so: where its difference would take it below, that is smaller."""
+    if lossy.grid is not None and lossy.grid.step:
+        return None
+    ways, wanted, here, lowest = bytearray(len(values)), [], [], []
+    for i, (value, place, base) in enumerate(zip(values, places, bases, strict=True)):
+        if base is not None and value.numel() and value.is_floating_point() and place.entry.name in lossy.fine:
+            ways[i], lost = DIFFERENCE, _lost(lossy, path, place.entry)
+            before = base.float().numpy()
+            rest = value.detach().cpu().reshape(-1).float().numpy() - before
+            wanted.append(rest if lost is None else rest + _at(lost.reshape(-1).numpy(), place.kept))
+            lowest.append(before if bool((value > 0).all()) else np.full(before.shape, np.inf, np.float32))
+            here.append(place)
+    flat = np.concatenate([np.zeros(0, np.float32), *wanted])
+    peak = float(np.abs(flat).max(initial=0))
+    if not peak or not math.isfinite(peak):
+        return None
+    step = max(_best_step(wanted, here, Rate(FINE), _energy(flat, peak)), np.float32(peak / (MOST - 1)), TINY)
+    magnitudes = _magnitudes(flat, step)
+    fits = np.clip(np.ceil(np.concatenate(lowest) / step) - 1, 0, MOST).astype(np.uint16)
+    magnitudes = np.where(flat < 0, np.minimum(magnitudes, fits), magnitudes)
+    header = _encoded(sink, flat, magnitudes, here, step, EVEN)
+    _keep(lossy, path, flat, here, lambda entry: True)
+    lossy.left -= flat.size
     return [bytes(ways), float(step), EVEN, header]
 
 

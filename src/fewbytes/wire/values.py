@@ -18,7 +18,7 @@ from fewbytes.base.state import State
 from fewbytes.wire import coding, run_lengths
 from fewbytes.wire.frame import NO_HASH, Parsed
 from fewbytes.wire.layout import DTYPES, Entry, Layout, Place, entry_of
-from fewbytes.wire.lossy import GRID_TYPES, Lossy, round_on_grid, round_values, rounded_values
+from fewbytes.wire.lossy import GRID_TYPES, Lossy, round_finely, round_on_grid, round_values, rounded_values
 from fewbytes.wire.sections import Array, Buffer
 from fewbytes.wire.words import CHANGES, ON_GRID, ROUNDED
 
@@ -143,11 +143,18 @@ class FrameWriter:
             else:
                 known = [_base_values(base, place) for place in places]
                 rounded = round_values(self, tensors, places, known, self.lossy, self.path, self._lasting)
-        ways = bytes(len(places)) if rounded is None else rounded[0]
-        left = [place for place, way in zip(places, ways, strict=True) if not way]
-        exact = [value for value, way in zip(tensors, ways, strict=True) if not way]
-        header = self.numbers(exact, [_base_words(base, place) for place in left])
+        header = None
+        left, exact = _unrounded(places, tensors, rounded)
+        if lossy and self.lossy is not None and EXACT not in self.marks and left:
+            known = [_base_values(base, place) for place in left]
+            fine = round_finely(self, exact, left, known, self.lossy, self.path)
+            left, exact = _unrounded(left, exact, fine)
+            header = None if fine is None else [ROUNDED, *fine, self._exactly(exact, left, base)]
+        header = self._exactly(exact, left, base) if header is None else header
         return header if rounded is None else [ROUNDED, *rounded, header]
+
+    def _exactly(self, tensors: Sequence[Tensor], places: Sequence[Place], base: Base | None) -> Any:
+        return self.numbers(tensors, [_base_words(base, place) for place in places])
 
     def _lasting(self, entry: Entry) -> bool:
         """Whether a tensor is one of the model's, or of the message it answers, and so continues from round to round,
@@ -267,7 +274,7 @@ class FrameReader:
                 bases = [self._known(place, way) for place, way in zip(places, ways, strict=True)]
                 rounded = rounded_values(self, [ways, *rest[:3]], places, bases)
                 left = [place for place, value in zip(places, rounded, strict=True) if value is None]
-                exact = iter(self._exact(rest[3], dtype, left))
+                exact = iter(self.values(rest[3], dtype, left))
                 return [next(exact) if value is None else value for value in rounded]
         return list(self._exact(header, dtype, places))
 
@@ -299,6 +306,16 @@ class FrameReader:
             for entry, part in zip(alike, parts, strict=True):
                 state[entry.name] = part if len(entry.shape) == 1 else part.view(entry.shape)
         return {entry.name: state[entry.name] for entry in entries}
+
+
+def _unrounded(
+    places: Sequence[Place], tensors: Sequence[Tensor], rounded: list[Any] | None
+) -> tuple[Sequence[Place], Sequence[Tensor]]:
+    """The places and tensors that are not rounded, given the header of those that are."""
+    if rounded is None:
+        return places, tensors
+    left = [i for i, way in enumerate(rounded[0]) if not way]
+    return [places[i] for i in left], [tensors[i] for i in left]
 
 
 def _by_type(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
