@@ -133,14 +133,15 @@ class GridSites(Sites):
             self._agreed.add(client)
             if answer.done.first != self._firsts.of(client).digest:
                 self._roster.other_firsts.add(client)
+            able.append(client)
+            if len(data[client].train):
+                continue
             train, test = answer.done.sample_counts or (None, None)
-            if not len(data[client].train):
-                self._roster.sample_counts[client] = self._counts(train), self._counts(test)
+            self._roster.sample_counts[client] = self._counts(train), self._counts(test)
             if answer.done.spent is not None and (spent := answer.done.spent[0]) > 0:
                 self._watcher.note(
                     f"earlier runs have spent epsilon {spent:.3g} of the samples of {self.called(client)}"
                 )
-            able.append(client)
         return sorted(able)
 
     def _pass_over(self, client: Id, why: str) -> None:
