@@ -1,5 +1,5 @@
-"""FedProx, SCAFFOLD, FedAdam, FedYogi, FedBuff, Ditto, FedRep: against a second implementation, and what
-holds in general.
+"""FedProx, SCAFFOLD, FedAvg with a server's step, FedAdam, FedYogi, FedBuff, Ditto, FedRep: against a second
+implementation, and what holds in general.
 
 The second one is of numpy and float64, written from the papers' equations, on a network of two linear layers. A
 client's batch is all it has, so that an epoch is one step and no order matters.
@@ -19,7 +19,7 @@ import fewbytes as fb
 from fewbytes.base.state import state_of
 from fewbytes.data import Split
 from fewbytes.methods.fedrep import Body
-from fewbytes.methods.parts.averaging import Model, Own
+from fewbytes.methods.parts.averaging import GlobalModel, Model, Own
 from fewbytes.methods.scaffold import Control, Controlled
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import Dense, unpack
@@ -115,6 +115,46 @@ def test_fedprox(mu, tmp_path):
         trained = [steps(w, 4, lambda v, w=w, i=i: plus(gradient(v, i), plus(v, w, -1), mu)) for i in range(4)]
         w = mean(trained, samples())
     same(run.model, w)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.8])
+def test_fedavg_with_a_step_of_its_server(beta, nesterov, tmp_path):
+    """SGD's step on the clients' mean change, here with torch's own optimiser."""
+    if nesterov and not beta:
+        with pytest.raises(fb.UserError, match="set server_momentum above 0"):
+            fb.FedAvg(nesterov=True)
+        return
+    method = fb.FedAvg(**FULL, epochs=4, server_lr=0.7, server_momentum=beta, nesterov=nesterov)
+    run, x = Finished(method, two_layer_task(), tmp_path), first()
+    w = {name: nn.Parameter(torch.from_numpy(value.copy())) for name, value in x.items()}
+    outer = torch.optim.SGD(w.values(), lr=0.7, momentum=beta, nesterov=nesterov)
+    for _ in range(ROUNDS):
+        x = {name: p.detach().numpy().copy() for name, p in w.items()}
+        d = mean([plus(steps(x, 4, lambda y, i=i, x=x: gradient(y, i)), x, -1) for i in range(4)], samples())
+        for name, p in w.items():
+            p.grad = torch.from_numpy(-d[name])
+        outer.step()
+    same(run.model, {name: p.detach().numpy() for name, p in w.items()})
+    if beta:
+        same(run.server.velocity, {name: -outer.state[p]["momentum_buffer"].numpy() for name, p in w.items()})
+
+
+def test_fedavg_s_statistics_take_no_step():
+    """Batch normalisation's are the clients' mean, whatever the server's step."""
+    mean, moved = left(fb.FedAvg(**LOCAL), 1), left(fb.FedAvg(**LOCAL, server_lr=0.5, server_momentum=0.9), 1)
+    assert torch.equal(mean["norm.running_mean"], moved["norm.running_mean"])
+    assert mean["norm.num_batches_tracked"] == moved["norm.num_batches_tracked"] > 0
+    start = tiny_task().problem.first_state()["fc.weight"]
+    torch.testing.assert_close(moved["fc.weight"] - start, (mean["fc.weight"] - start) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_fedavg_without_a_server_s_step_keeps_the_state_and_the_name_of_earlier_runs():
+    """Both are in checkpoints: runs from before there was such a step can be resumed."""
+    before = f"FedAvg(fraction=1.0, local={fb.FedAvg().local!r}, buffers='averaged', received=False)"
+    assert repr(fb.FedAvg()) == before
+    assert fb.FedAvg().state_class("server") is type(fb.FedAvg().server(tiny_task().problem)) is GlobalModel
+    assert repr(fb.FedAvg(server_lr=0.5)) == before[:-1] + ", server_lr=0.5)"
 
 
 @pytest.mark.parametrize("name", ["FedAdam", "FedYogi"])

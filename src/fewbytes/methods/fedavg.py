@@ -5,19 +5,25 @@ Each round the server sends its model to randomly sampled clients. Each trains t
 local epochs. The server takes the mean of the returned models, weighted by the clients' numbers of samples:
 w_{t+1} = sum_k (n_k / n) w_{t+1}^k.
 
+With `server_lr`, `server_momentum` or `nesterov`, it is FedAvgM: Hsu, Qi, Brown, "Measuring the Effects of
+Non-Identical Data Distribution for Federated Visual Classification", 2019. The mean change of the model is then a
+gradient of SGD with momentum: (1) D = sum_k (n_k / n) w_{t+1}^k - w_t; (2) v <- beta v + D; (3) w_{t+1} = w_t + eta v
+or, by Nesterov, w_t + eta (D + beta v). Batch-norm statistics are averaged as they are.
+
 Bytes per client and round, before lossless coding: 4 D down, 4 D up, where D counts the model's values (with
 batch-norm buffers when they are averaged too).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from torch import nn
 
-from fewbytes.base.ranges import Share
-from fewbytes.base.state import state_of, trained_entries, trained_parameters
+from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import BelowOne, Positive, Share
+from fewbytes.base.state import State, state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
@@ -34,6 +40,7 @@ from fewbytes.methods.parts.averaging import (
     parameters_among,
     whole_model,
 )
+from fewbytes.methods.parts.outer import MovingModel, learnt, mean_change, outer_step
 from fewbytes.wire.dense import Dense
 
 
@@ -45,11 +52,30 @@ class FedAvg(Method):
     local: Local = Local(epochs=1, lr=0.01, batch=10)  # E, eta, B
     buffers: Literal["averaged", "local"] = "averaged"  # batch-norm statistics; local: never sent (FedPURIN's tables)
     received: bool = False  # also score the received model on clients
+    server_lr: Positive = 1.0  # eta of the server's step
+    server_momentum: BelowOne = 0.0  # beta of the server's step
+    nesterov: bool = False  # the server's momentum is Nesterov's
 
     promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
 
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.server_momentum:
+            raise UserError("nesterov is a kind of momentum: set server_momentum above 0, or leave nesterov out")
+
+    def __repr__(self) -> str:
+        """Names the server's step only if it is not the mean: runs from before there was one can be resumed."""
+        steps = {"server_lr": 1.0, "server_momentum": 0.0, "nesterov": False}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown = [f"{name}={value!r}" for name, value in values.items() if name not in steps or value != steps[name]]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
     def server(self, problem: Problem) -> GlobalModel:
-        return first_shared(problem, self.shared(problem.first_model()))
+        first = first_shared(problem, self.shared(problem.first_model()))
+        return MovingModel(first.theta, {}) if self.server_momentum else first
+
+    def state_class(self, half: Literal["server", "client"]) -> type[Any] | None:
+        """The server keeps velocities only if there is momentum."""
+        return MovingModel if half == "server" and self.server_momentum else super().state_class(half)
 
     def shared(self, model: nn.Module) -> list[str]:
         """Names of the model's entries that are sent."""
@@ -62,7 +88,18 @@ class FedAvg(Method):
         mean = net.mean(state.theta)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
-        state.theta = mean()
+        state.theta = self.stepped(state, mean(), net.problem)
+
+    def stepped(self, state: GlobalModel, mean: State, problem: Problem) -> State:
+        """The next model, from the mean: the mean itself or, by the server's step, (1) to (3). Updates velocities."""
+        if self.server_lr == 1 and not self.server_momentum:
+            return mean
+        change = mean_change(state.theta, mean, learnt(problem, mean))
+        velocity = state.velocity if isinstance(state, MovingModel) else {}
+        moved, v = outer_step(state.theta, change, velocity, self.server_lr, self.server_momentum, self.nesterov)
+        if isinstance(state, MovingModel):
+            state.velocity = v
+        return mean | moved
 
     def train(self, state: Own | None, message: Model, site: Site) -> Trained:
         received = message.theta.dense()

@@ -19,6 +19,7 @@ from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
 from fewbytes.methods.parts.averaging import GlobalModel, Model, Trained, first_shared, learnt_entries
+from fewbytes.methods.parts.outer import mean_change
 from fewbytes.wire import Dense
 
 
@@ -55,8 +56,8 @@ class Adaptive(Method):
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
         theta = dict(mean())  # batch-norm statistics become their mean
-        for name, x in ((name, state.theta[name]) for name in state.m):
-            delta = theta[name] - x
+        for name, delta in mean_change(state.theta, theta, state.m).items():
+            x = state.theta[name]
             state.m[name] = self.beta1 * state.m[name] + (1 - self.beta1) * delta
             state.v[name] = self.second_moment(state.v[name], delta)
             theta[name] = (x + self.server_lr * state.m[name] / (state.v[name].sqrt() + self.tau)).to(x.dtype)
