@@ -144,6 +144,8 @@ class Site:
             x, y = torch.cat([one_tensor(x[:]), ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
         hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"), y)
         precision, transform = self.problem.precision, self.train.transform
+        if self.problem.privacy and hooks.get("memory") is not None:
+            raise MethodError("dp of samples does not cover training that continues an optimiser's state")
         private = self._private(model, local, more is not None, x, y) if self.problem.privacy else None
         shared = self._shared
         again = shared.recordings if any(model is each.model for each in shared.models.values()) else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
-from fewbytes.base.state import in_training
+from fewbytes.base.state import State, copied, in_training
 from fewbytes.core.devices import Precision, arithmetic
 from fewbytes.core.graphs import Recordings, Step, recording
 from fewbytes.core.privacy import PrivateSteps
@@ -26,6 +27,8 @@ Loss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) to the mean loss of a batch; outputs are anything the model returns."""
 Velocity = dict[Tensor, Tensor]
 """Velocities of SGD with momentum, by parameter."""
+Moments = defaultdict[Tensor, dict[str, Any]]
+"""The state of Adam by parameter and torch's name for it, such as `exp_avg`."""
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
 """Order of a client's samples: shuffled in each epoch, or as stored. With `steps`, the next round starts another
@@ -154,7 +157,9 @@ class Hooks(TypedDict, total=False):
     cross-entropy of labels. `extra(model)` is added to every batch's loss. Samples first pass `frozen`, in eval mode
     and without gradients; its outputs are computed once for all epochs if there is no transform and they take at most
     `KEPT_BYTES`. `before_step` is called after a batch's gradients are computed, with a function that computes them
-    again, for the same batch and the current parameters; `after_step` after the parameters are updated.
+    again, for the same batch and the current parameters; `after_step` after the parameters are updated. `memory`: the
+    optimiser's state after an earlier training, by name, which this one continues, and replaces by its own at its end;
+    empty for none.
     """
 
     loss: Loss
@@ -162,6 +167,7 @@ class Hooks(TypedDict, total=False):
     frozen: nn.Module | None
     before_step: Callable[[Callable[[], Tensor]], None] | None
     after_step: Callable[[], None] | None
+    memory: State | None
 
 
 def own_loss(model: nn.Module) -> Loss | None:
@@ -186,20 +192,22 @@ def fit(
     """Train `model` in place on (x, y), with the terms of round t; returns the mean loss over the batches of the last
     epoch, which `steps` may end early (0 for none).
 
-    Shuffles by torch's global generator; the optimiser starts fresh. `precision`: of forward passes. `transform` is
-    applied to every batch. Gradients are clipped as one vector or, if the model has `apart`, separately for each module
-    in it. `private`: makes the batches and gradients instead, with privacy of samples; then the returned loss is 0, and
-    samples are transformed one by one. `recordings`: of this module's steps on a GPU, from earlier trainings; this
-    one's are added, and results are the same. Afterwards each parameter's `.grad` is the gradient of the very last
-    batch. Parameters that do not require gradients never change, others not in batches without a gradient for them.
+    Shuffles by torch's global generator; the optimiser starts fresh, unless it has a `memory`. `precision`: of forward
+    passes. `transform` is applied to every batch. Gradients are clipped as one vector or, if the model has `apart`,
+    separately for each module in it. `private`: makes the batches and gradients instead, with privacy of samples; then
+    the returned loss is 0, and samples are transformed one by one. `recordings`: of this module's steps on a GPU, from
+    earlier trainings; this one's are added, and results are the same. Afterwards each parameter's `.grad` is the
+    gradient of the very last batch. Parameters that do not require gradients never change, others not in batches
+    without a gradient for them.
     """
     loss = hooks.get("loss") or own_loss(model) or F.cross_entropy
     extra, frozen = hooks.get("extra"), hooks.get("frozen")
     before_step, after_step = hooks.get("before_step"), hooks.get("after_step")
     model.to(x.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    velocity: Velocity = {}
-    step = stepper(parameters, local, local.lr_in(t), velocity)
+    memory, names = hooks.get("memory"), {name: p for name, p in model.named_parameters() if p.requires_grad}
+    velocity, moments = recalled(memory or {}, names)
+    step = stepper(parameters, local, local.lr_in(t), velocity, moments)
     bounds = batches(len(y), local.batch, local.last)
     counts = by_epoch(local, len(bounds) if private is None else private.epoch)
     begun = (t - 1) * sum(counts)  # batches of earlier rounds; stored samples continue after them
@@ -252,6 +260,7 @@ def fit(
     in_training(model)
     of_each_batch: Step = stepped
     plain = loss is F.cross_entropy and not extra and not before_step and not after_step and private is None
+    plain = plain and memory is None  # recorded steps have velocities of their own
     if recordings is not None and plain and x.device.type == "cuda" and local.optimiser in ("sgd", "nesterov"):
         of_each_batch = recording(recordings, model, stepped, velocity, (local, local.lr_in(t), precision))
     if (
@@ -286,6 +295,9 @@ def fit(
             if frozen is not None:
                 samples = outputs(frozen, samples, precision)
             total += of_each_batch(samples, targets)
+    if memory is not None:
+        memory.clear()
+        memory.update(memorised(names, velocity, moments))
     return float(total) / counts[-1] if bounds and counts else 0.0
 
 
@@ -297,15 +309,44 @@ def by_epoch(local: Local, whole: int) -> list[int]:
     return [whole] * full + [rest] * (rest > 0)
 
 
-def stepper(parameters: Sequence[nn.Parameter], local: Local, lr: float, velocity: Velocity) -> Callable[[], object]:
+def stepper(
+    parameters: Sequence[nn.Parameter], local: Local, lr: float, velocity: Velocity, moments: Moments
+) -> Callable[[], object]:
     """A function that updates the parameters that have gradients, on each call.
 
-    `velocity`: of SGD with momentum; initially empty, then updated here.
+    `velocity`: of SGD with momentum; `moments`: of Adam. Those that a parameter has are continued; both are updated.
     """
     if local.optimiser in ("adam", "adamw"):
         made = torch.optim.AdamW if local.optimiser == "adamw" else torch.optim.Adam
-        return made(parameters, lr, weight_decay=local.weight_decay).step
+        optimiser = made(parameters, lr, weight_decay=local.weight_decay)
+        optimiser.state = moments
+        return optimiser.step
     return lambda: _sgd([p for p in parameters if p.grad is not None], velocity, local, lr)
+
+
+VELOCITY, STEP = "momentum_buffer", "step"  # torch's names
+
+
+def recalled(memory: State, parameters: Mapping[str, nn.Parameter]) -> tuple[Velocity, Moments]:
+    """Undo `memorised`, for parameters by name."""
+    velocity: Velocity = {}
+    moments: Moments = defaultdict(dict)
+    for key, value in memory.items():
+        what, _, name = key.partition(" ")
+        p = parameters[name]
+        own = value.clone() if what == STEP else torch.empty_like(p.detach()).copy_(value)
+        if what == VELOCITY:
+            velocity[p] = own
+        else:
+            moments[p][what] = own
+    return velocity, moments
+
+
+def memorised(parameters: Mapping[str, nn.Parameter], velocity: Velocity, moments: Moments) -> State:
+    """An optimiser's state as named tensors: torch's name for each, then the parameter's."""
+    memory = {f"{VELOCITY} {name}": copied(velocity[p]) for name, p in parameters.items() if p in velocity}
+    kept = [(f"{what} {name}", value) for name, p in parameters.items() for what, value in moments.get(p, {}).items()]
+    return memory | {key: copied(value) for key, value in kept}
 
 
 @torch.no_grad()

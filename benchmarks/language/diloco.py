@@ -1,0 +1,140 @@
+"""DiLoCo and others train a small language model from scratch: perplexity over the bytes of both ways.
+
+    python benchmarks/language/diloco.py [--rounds 20] [--steps 25] [--variants "diloco" "fedavg"]
+
+A GPT-2 of 0.4 million random weights, whose tokens are bytes, and four clients with a text each that packages ship: the
+Python manual, and the docstrings of numpy, torch and transformers. Each client takes `--steps` steps of AdamW in a
+round, whatever the variant. Perplexity is that of the server's model on the held-out tenth of all texts; bytes are
+those of the run's ledger, of all clients, up and down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import fewbytes as fb
+from fewbytes.base.state import state_of
+from fewbytes.methods.parts.averaging import GlobalModel, Model, Trained, first_shared
+
+PACKAGES = ("numpy", "torch", "transformers")
+LENGTH = 64  # tokens of a sample
+TERMS = {"lr": 2e-3, "batch": 16, "optimiser": "adamw", "weight_decay": 0.1}
+
+
+@dataclass(frozen=True)
+class Relay(fb.Method):
+    """One after another: each client trains the model that the one before it sent, and sends it on by the server."""
+
+    local: fb.Local = fb.Local()
+
+    def server(self, problem: fb.Problem) -> GlobalModel:
+        return first_shared(problem, problem.first_state())
+
+    def round(self, state: GlobalModel, net: fb.Network, t: int) -> None:
+        for client in net.clients:
+            for _, reply in net.call(self.train, to=[client], send=Model(fb.Dense(state.theta))):
+                state.theta = reply.theta.dense()
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+        model = site.model(message.theta.dense())
+        site.fit(model, self.local)
+        return Trained(fb.Dense(state_of(model)), len(site.train))
+
+    def global_model(self, state: GlobalModel, problem: fb.Problem) -> nn.Module:
+        return problem.first_model(state.theta)
+
+
+Variant = tuple[Callable[..., fb.Method], dict[str, Any], dict[str, Any]]
+"""A method, its hyper-parameters beside TERMS, and the run's settings."""
+VARIANTS: dict[str, Variant] = {
+    "diloco": (fb.DiLoCo, {}, {}),
+    "diloco, 2 bits": (fb.DiLoCo, {}, {"uplink_bits": 2, "downlink_bits": 2}),
+    "diloco, 0.5 bits": (fb.DiLoCo, {}, {"uplink_bits": 0.5, "downlink_bits": 0.5}),
+    "diloco, 2 fragments, 2 bits": (fb.DiLoCo, {"fragments": 2}, {"uplink_bits": 2, "downlink_bits": 2}),
+    "fedavg": (fb.FedAvg, {}, {}),
+    "one after another": (Relay, {}, {}),
+}
+
+
+def docstrings(package: str, most: int) -> str:
+    """The first `most` characters of a package's docstrings, file by file; none of its code is run."""
+    found, size = [], 0
+    for path in sorted(Path(importlib.util.find_spec(package).submodule_search_locations[0]).rglob("*.py")):
+        if size >= most:
+            break
+        for node in ast.walk(ast.parse(path.read_text("utf-8", "ignore"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+                found.append(text)
+                size += len(text)
+    return "\n\n".join(found)[:most]
+
+
+def samples(text: str) -> tuple[Tensor, Tensor]:
+    """The text's bytes (n, LENGTH), and those that follow each."""
+    tokens = torch.tensor(list(text.encode()))
+    n = (len(tokens) - 1) // LENGTH
+    return tokens[: n * LENGTH].view(n, LENGTH), tokens[1 : n * LENGTH + 1].view(n, LENGTH)
+
+
+def task(characters: int) -> fb.Task:
+    """A client a text; the last tenth of each is the server's test set."""
+    texts = ["\n\n".join(topics.values())[:characters], *(docstrings(package, characters) for package in PACKAGES)]
+    clients, held_out = [], []
+    for x, y in map(samples, texts):
+        test = len(x) // 10
+        clients.append(((x[:-test], y[:-test]), (x[-test:], y[-test:])))
+        held_out.append((x[-test:], y[-test:]))
+    test = tuple(torch.cat(parts) for parts in zip(*held_out, strict=True))
+    return fb.Task.of(build, clients, test)
+
+
+def build() -> nn.Module:
+    """A GPT-2 of 0.4 million weights, whose tokens are bytes."""
+    config = GPT2Config(
+        vocab_size=256, n_positions=LENGTH, n_embd=96, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def curve(variant: Variant, task: fb.Task, rounds: int, steps: int) -> list[tuple[float, float, float]]:
+    """(MB up, MB down, perplexity) after each round; bytes of all rounds so far."""
+    cls, parameters, settings = variant
+    method = cls(**TERMS, **parameters, steps=steps)
+    rows = fb.run(method, task, rounds=rounds, save_models=False, **settings).rounds
+    up, down = (list(accumulate(row[f"{way}link_bytes"] / 1e6 for row in rows)) for way in ("up", "down"))
+    return [(u, d, row["scores"]["perplexity"]["global"]) for u, d, row in zip(up, down, rows, strict=True)]
+
+
+def main() -> None:
+    """Print the table, a row a variant."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=25, help="of a client in a round")
+    parser.add_argument("--characters", type=int, default=150_000, help="of a client")
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
+    given = parser.parse_args()
+    posed = task(given.characters)
+    marks = sorted({given.rounds // 4, given.rounds // 2, given.rounds} - {0})
+    heads = ["", "MB up", "MB down", *(f"perplexity after {t} rounds (MB both ways)" for t in marks)]
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}", flush=True)
+    for name in given.variants:
+        points = curve(VARIANTS[name], posed, given.rounds, given.steps)
+        cells = [f"{points[t - 1][2]:.2f} ({points[t - 1][0] + points[t - 1][1]:.3g})" for t in marks]
+        print(f"| {name} | {points[-1][0]:.3g} | {points[-1][1]:.3g} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
