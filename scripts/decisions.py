@@ -38,6 +38,8 @@ TERMS = ["--set", "momentum=0"]
 ALIKE = [
     f"--set={term}" for term in ("epochs=2", "fedma.epochs=40", "fedma.layers=2", "lr=0.1", "batch=20", "momentum=0")
 ]
+OWN = {"diloco": [f"--set={term}" for term in ("epochs=2", "steps=0", "lr=0.001", "batch=20")]}
+"""Settings of methods whose optimiser needs another learning rate, AdamW here; the others are as for all."""
 Run = dict[str, Any]
 """What came of one seed: accuracies of the clients' own models and of the one for all (absent: there is none), MB up
 and down; `rounds`: of each scored round MB up so far, own, shared."""
@@ -134,13 +136,16 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.names:
         found = json.loads(FIGURES.read_text("utf-8"))
-        found[MODEL] |= measured(asked.names, ["--model", MODEL, *TERMS])
+        for name in asked.names:
+            found[MODEL] |= measured([name], ["--model", MODEL, *TERMS, *OWN.get(name, [])])
         FIGURES.write_text(json.dumps(found) + "\n", "utf-8")
     elif not asked.tables:
         found = {
             MODEL: measured(["all"], ["--model", MODEL, *TERMS]),
             CHAIN: measured([*ONLY_CHAINS, "fedavg", "separate"], ["--model", CHAIN, *ALIKE]),
         }
+        for name, terms in OWN.items():
+            found[MODEL] |= measured([name], ["--model", MODEL, *TERMS, *terms])
         FIGURES.write_text(json.dumps(found) + "\n", "utf-8")
     for path, text in pages(json.loads(FIGURES.read_text("utf-8"))[MODEL]).items():
         path.write_text(text, "utf-8")

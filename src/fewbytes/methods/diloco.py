@@ -30,8 +30,15 @@ from fewbytes.core.promises import Promises
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.parts.averaging import Model, first_shared, parameters_among
-from fewbytes.methods.parts.outer import MovingModel, learnt, mean_change, outer_step
+from fewbytes.methods.parts.averaging import (
+    Model,
+    MovingModel,
+    first_shared,
+    learnt,
+    mean_change,
+    outer_step,
+    parameters_among,
+)
 from fewbytes.wire import Dense, payload
 
 

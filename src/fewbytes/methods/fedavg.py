@@ -34,13 +34,16 @@ from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import (
     GlobalModel,
     Model,
+    MovingModel,
     Own,
     Trained,
     first_shared,
+    learnt,
+    mean_change,
+    outer_step,
     parameters_among,
     whole_model,
 )
-from fewbytes.methods.parts.outer import MovingModel, learnt, mean_change, outer_step
 from fewbytes.wire.dense import Dense
 
 

@@ -18,8 +18,7 @@ from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
-from fewbytes.methods.parts.averaging import GlobalModel, Model, Trained, first_shared, learnt_entries
-from fewbytes.methods.parts.outer import mean_change
+from fewbytes.methods.parts.averaging import GlobalModel, Model, Trained, first_shared, learnt_entries, mean_change
 from fewbytes.wire import Dense
 
 

@@ -1,4 +1,5 @@
-"""Averaging of models or of some entries: messages, the states of server and client, local training."""
+"""Averaging of models or of some entries: messages, the states of server and client, local training, and a step that
+the server takes with the mean change as a gradient (the outer step)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import MODEL, SENT, Samples
-from fewbytes.base.state import State, state_of, trained_entries
+from fewbytes.base.state import State, state_of, trained_entries, zeros_for_sums
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
@@ -39,6 +40,13 @@ class GlobalModel:
     """The server's state."""
 
     theta: State  # the shared entries of the model
+
+
+@dataclass
+class MovingModel(GlobalModel):
+    """The server's state, if its step has momentum."""
+
+    velocity: State  # v, of the parameters; empty, which means 0, before its first step
 
 
 @dataclass
@@ -106,3 +114,26 @@ def parameters_among(model: nn.Module, names: Iterable[str]) -> list[str]:
     """Those of the names whose parameters require gradients, in the model's order."""
     wanted = set(names)
     return [name for name, p in model.named_parameters() if name in wanted and p.requires_grad]
+
+
+def learnt(problem: Problem, names: Iterable[str]) -> list[str]:
+    """Those of the model's entries that are parameters; the others, such as batch-norm statistics, take no step."""
+    statistics = problem.statistics(0)
+    return [name for name in names if name not in statistics]
+
+
+def mean_change(x: State, mean: State, names: Iterable[str]) -> State:
+    """D = mean - x of the named entries, at least in float32: minus the pseudo-gradient."""
+    return {name: mean[name] - x[name].to(zeros_for_sums(x[name]).dtype) for name in names}
+
+
+def outer_step(
+    x: State, change: State, velocity: State, lr: float, momentum: float, nesterov: bool
+) -> tuple[State, State]:
+    """A step of SGD with momentum from x: the entries of `change` moved, and their new velocities.
+
+    v <- momentum v + D; x <- x + lr v or, by Nesterov, x + lr (D + momentum v).
+    """
+    v = {name: momentum * velocity[name] + d if name in velocity else d for name, d in change.items()}
+    direction = {name: d + momentum * v[name] for name, d in change.items()} if nesterov else v
+    return {name: (x[name] + lr * step).to(x[name].dtype) for name, step in direction.items()}, v
