@@ -36,7 +36,6 @@ LOCAL = {"epochs": 4, "lr": 0.1, "batch": 20}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {},
-    "diloco": {"steps": 0, "lr": 0.003},
     "fedadam": {},
     "fedyogi": {},
     "fedbuff": {"concurrency": 5, "buffer": 3},
