@@ -245,17 +245,19 @@ def test_as_many_bits_lose_hardly_anything_and_few_still_learn():
     assert 20 * coarse.summary["uplink_bytes"] < exact.summary["uplink_bytes"]
 
 
-def test_statistics_and_numbers_of_batches_are_left_alone(tmp_path):
-    """With the rest rounded to nothing, they alone reach the server as they would have."""
-    ends = []
+def test_statistics_are_rounded_finely_and_numbers_of_batches_not(tmp_path):
+    """With the rest rounded to nothing, statistics reach the server nearly as they would have."""
+    ends, first = [], task_of("fedavg").problem.first_state()
     for bits in (None, 0.3):
         rounded_run("fedavg", tmp_path / str(bits), rounds=1, uplink_bits=bits)
         ends.append(load_file(tmp_path / str(bits) / "models" / "global.safetensors"))
     for name, value in ends[0].items():
-        alone = name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
-        assert torch.equal(value, ends[1][name]) == alone, name
+        kind = name.rpartition(".")[2]
+        change, error = (value - first[name]).double().norm(), (value - ends[1][name]).double().norm()
+        assert error <= {"running_mean": 0.2, "running_var": 0.2, "num_batches_tracked": 0}.get(kind, 10) * change
+        assert (error > 0.2 * change) == (kind not in ("running_mean", "running_var", "num_batches_tracked")), name
     assert lost_of(tmp_path / "0.3", 0).keys() == {
-        "conv.weight", "norm.weight", "norm.bias", "fc.weight", "fc.bias",
+        "conv.weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "fc.weight", "fc.bias",
     }  # fmt: skip
 
 
