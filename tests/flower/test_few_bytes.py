@@ -320,6 +320,28 @@ def test_compressed_is_the_same_app_before_and_after_it_is_decorated():
     assert [type(grid) for grid in seen] == [FewGrid, FewGrid]
 
 
+def test_the_folder_may_be_named_in_the_run_config(tmp_path):
+    app = compressed(ServerApp(), 1, out=tmp_path / "code")
+
+    @app.main()
+    def main(grid, context) -> None:
+        run(grid, rounds=1)
+
+    for config, name in (({"fewbytes-out": str(tmp_path / "config")}, "config"), ({"fewbytes-out": ""}, "code")):
+        assert not (tmp_path / name).exists()
+        app(Nodes(client_app([fewbytes_mod(1)])), Context(1, 0, {}, RecordDict(), config))
+        rows = (tmp_path / name / "bytes.jsonl").read_text().splitlines()
+        assert len(rows) == 4 * CLIENTS  # to train and to evaluate, and replies
+    with pytest.raises(UserError, match="fewbytes-out"):
+        app(Nodes(client_app([])), Context(1, 0, {}, RecordDict(), {"fewbytes-out": True}))
+
+
+def test_a_mod_that_was_not_called_says_so():
+    app, context = client_app([fewbytes_mod]), Context(1, 1000, {"partition-id": 0}, RecordDict(), {})
+    with pytest.raises(UserError, match=r"mods=\[fewbytes_mod\(\)\]"):
+        app(Message(RecordDict({"arrays": ArrayRecord(Net().state_dict())}), 1000, "train"), context)
+
+
 @pytest.mark.parametrize(
     ("make", "word"),
     [

@@ -28,6 +28,7 @@ from fewbytes.flower.records import KEY, UNKNOWN, Arrays, arrays_of, data_of, en
 LOG = logging.getLogger("flwr.fewbytes")
 POLL = 0.1, 1.0  # seconds between two looks for replies, at first and at most
 FAILED = 0  # Flower's code for an unknown error
+OUT = "fewbytes-out"  # the key of `out` in the run config
 
 
 @dataclass
@@ -274,7 +275,7 @@ def compressed(
     feedback: bool = True,
     out: str | Path | None = None,
 ) -> ServerApp:
-    """The same ServerApp over a `FewGrid`; its arguments are that grid's.
+    """The same ServerApp over a `FewGrid`; its arguments are that grid's. A run config's `fewbytes-out` replaces `out`.
 
     >>> from flwr.serverapp import ServerApp
     >>> from fewbytes.flower.few_grid import compressed
@@ -295,7 +296,10 @@ class _Compressed(ServerApp):
         self._over = over
 
     def __call__(self, grid: Grid, context: Context) -> None:
-        super().__call__(self._over(grid), context)
+        out = context.run_config.get(OUT, "")
+        if not isinstance(out, str):
+            raise UserError(f"{OUT} is the name of a folder, not {out!r}")
+        super().__call__(self._over(grid, out=out) if out else self._over(grid), context)
 
 
 def _like(message: Message, content: RecordDict) -> Message:

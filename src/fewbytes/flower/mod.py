@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fewbytes.base.errors import FrameError
+from fewbytes.base.errors import FrameError, UserError
 from fewbytes.codec import Decoder, Encoder, decode
 from fewbytes.codec.coder import check_bits
 from fewbytes.codec.states import Exact, check_exact
@@ -18,7 +18,9 @@ Call = Callable[[Message, Context], Message]
 LOG = logging.getLogger("flwr.fewbytes")
 
 
-def fewbytes_mod(bits: float | None = None, *, exact: Exact = None) -> Callable[[Message, Context, Call], Message]:
+def fewbytes_mod(
+    bits: float | None = None, *others: object, exact: Exact = None
+) -> Callable[[Message, Context, Call], Message]:
     """A mod that decodes what the server sends and encodes what this client replies.
 
     `bits`: how many each value of a reply to a train message takes, about, as its difference from the model that the
@@ -29,6 +31,8 @@ def fewbytes_mod(bits: float | None = None, *, exact: Exact = None) -> Callable[
     >>> from fewbytes.flower.mod import fewbytes_mod
     >>> app = ClientApp(mods=[fewbytes_mod(bits=0.5)])
     """
+    if others:  # Flower passes a mod a message, a context and the next mod
+        raise UserError("call fewbytes_mod where the app is made, mods=[fewbytes_mod()] or mods=[fewbytes_mod(bits=1)]")
     check_bits(bits)
     check_exact(exact)
 

@@ -242,7 +242,8 @@ def read_run(path: Path | str) -> RunFolder:
         raise UserError(f"there is no run folder {path}")
     missing = [name for name in ("config.toml", "rounds.jsonl") if not (path / name).exists()]
     if missing:
-        raise UserError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
+        other = "; `fewbytes report` also reads a folder with a Flower app's bytes.jsonl" if len(missing) == 2 else ""
+        raise UserError(f"{path} is not a run folder: it has no {' and no '.join(missing)}{other}")
     check_own(path)
     config = _read(path / "config.toml", _config)
     result = _read(path / "result.json", _result)
