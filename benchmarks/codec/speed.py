@@ -1,6 +1,9 @@
 """Speed, size and error of the codec on a CNN's update, beside other ways to make bytes of it, as a Markdown table.
 
-    python benchmarks/codec/speed.py [--mb 1 50] [--repeats 15]
+    python benchmarks/codec/speed.py [--mb 1 50] [--repeats 15] [--only TEXT]
+
+NVFlare's quantisers and OpenFL's EDEN are measured where they are installed. Each needs an environment of its own, with
+`nvflare bitsandbytes` or `openfl torch` beside this package; `--only NVFlare` leaves out the other rows.
 
 The update is what a client's training changes: a CNN is trained on the digits of the package, then for ten more steps
 on five of the ten classes (SGD, learning rate 0.02, momentum 0.9, batches of 32). All ways encode that difference of
@@ -12,9 +15,13 @@ norm of what was lost over that of the difference.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import io
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +85,56 @@ def ways(before: State, after: State) -> dict[str, Way]:
     }
     for bits in (2.0, 1.0, 0.5):
         found[f"fewbytes, {bits:g} bit{'s' * (bits > 1)}"] = (lambda state, bits=bits: encode(state, bits=bits), decode)
+    if importlib.util.find_spec("nvflare"):
+        found |= {f"NVFlare {name}": nvflare_way(name) for name in ("blockwise8", "normfloat4")}
+    if importlib.util.find_spec("openfl"):
+        found |= {f"OpenFL EDEN, {bits} bit{'s' * (bits > 1)}": openfl_way(bits) for bits in (4, 2, 1)}
     return found
+
+
+def nvflare_way(name: str) -> Way:
+    """A quantiser of NVFlare, and its serialiser of messages."""
+    sys.path.append(str(Path(__file__).parents[1] / "nvflare"))
+    import on_cpu  # noqa: F401
+    from nvflare.apis.dxo import DXO, DataKind, from_shareable
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import Shareable
+    from nvflare.app_opt.pt.decomposers import TensorDecomposer
+    from nvflare.app_opt.pt.quantization.dequantizer import ModelDequantizer
+    from nvflare.app_opt.pt.quantization.quantizer import ModelQuantizer
+    from nvflare.fuel.utils import fobs
+
+    fobs.register(TensorDecomposer)
+    quantiser, dequantiser, context = ModelQuantizer(name), ModelDequantizer(), FLContext()
+
+    def there(state: State) -> bytes:
+        dxo = DXO(DataKind.WEIGHT_DIFF, dict(state))
+        return fobs.dumps(quantiser.process_dxo(dxo, Shareable(), context).to_shareable())
+
+    def back(data: bytes) -> State:
+        return dequantiser.process_dxo(from_shareable(fobs.loads(data)), Shareable(), context).data
+
+    return there, back
+
+
+def openfl_way(bits: int) -> Way:
+    """OpenFL's EDEN pipeline, and its messages."""
+    from openfl.pipelines import EdenPipeline
+    from openfl.protocols import base_pb2
+    from openfl.protocols.utils import construct_model_proto, deconstruct_model_proto
+
+    with contextlib.redirect_stdout(sys.stderr):
+        pipeline = EdenPipeline(n_bits=bits)
+
+    def there(state: State) -> bytes:
+        arrays = {name: value.numpy() for name, value in state.items()}
+        return construct_model_proto(arrays, 0, pipeline).SerializeToString()
+
+    def back(data: bytes) -> State:
+        arrays, _ = deconstruct_model_proto(base_pb2.ModelProto.FromString(data), pipeline)
+        return {name: torch.from_numpy(value) for name, value in arrays.items()}
+
+    return there, back
 
 
 def timed(function: Callable[[], object]) -> float:
@@ -92,10 +148,11 @@ def squares(values: Iterable[Tensor]) -> float:
     return sum(float(value.double().square().sum()) for value in values)
 
 
-def rows(megabytes: float, repeats: int) -> Iterator[str]:
+def rows(megabytes: float, repeats: int, only: str) -> Iterator[str]:
     before, after = update(megabytes)
     state = {name: value - before[name] for name, value in after.items()}
-    raw, compared = sum(value.nbytes for value in state.values()), ways(before, after)
+    raw = sum(value.nbytes for value in state.values())
+    compared = {name: way for name, way in ways(before, after).items() if only in name}
     encoded = {name: there(state) for name, (there, _) in compared.items()}
     best = {name: [float("inf"), float("inf")] for name in compared}
     for _ in range(repeats):
@@ -116,8 +173,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=float, nargs="+", default=[1, 50])
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--only", default="", help="Rows whose names contain this text.")
     o = parser.parse_args()
     torch.set_num_threads(1)
     for megabytes in o.mb:
-        print("\n".join(rows(megabytes, o.repeats)), flush=True)
+        print("\n".join(rows(megabytes, o.repeats, o.only)), flush=True)
         print()

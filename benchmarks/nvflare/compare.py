@@ -4,8 +4,8 @@
 
 The job runs in NVFlare's simulator, by its recipe and Client API, on CIFAR-10 images from FEWBYTES_DATA. Bytes are
 those that the filters leave in messages for arrays, counted by a filter after them; what 8-bit and 4-bit quantisers
-need to undo their work (`quant_state`) is among them. NVFlare runs these two on a GPU only: here a start-up file has
-them run on the CPU, by the same library (bitsandbytes).
+need to undo their work (`quant_state`) is among them. NVFlare runs these two on a GPU only: here on_cpu.py has them run
+on the CPU, by the same library (bitsandbytes).
 """
 
 from __future__ import annotations
@@ -39,15 +39,6 @@ VARIANTS: dict[str, tuple[str, float | None, float | None]] = {
     "fewbytes, up 0.5, down 0.5 bits": ("fewbytes", 0.5, 0.5),
 }
 """By name the filters, and for fewbytes the bits up and down."""
-ON_CPU = """
-import torch
-import bitsandbytes.functional as functional
-torch.Tensor.cuda = lambda tensor, *_, **__: tensor
-_original = functional.dequantize_4bit
-functional.dequantize_4bit = lambda data, state, **values: _original(data, state, **values).reshape(state.shape)
-"""
-"""Runs in each process of NVFlare's quantisers: what asks for a GPU stays on the CPU, where bitsandbytes gives vectors
-another dimension."""
 
 
 def images(part: str, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +88,7 @@ def run(variant: str, given: argparse.Namespace, seed: int) -> tuple[float, floa
         split = (given.clients, keep // given.clients)
         np.savez(place / "data.npz", images=x[:keep].reshape(*split, 3, 32, 32), labels=y[:keep].reshape(split))
         (place / "site").mkdir()
-        (place / "site" / "sitecustomize.py").write_text(ON_CPU if variant.startswith("NVFlare") else "")
+        (place / "site" / "sitecustomize.py").write_text("import on_cpu\n" if variant.startswith("NVFlare") else "")
         paths = [str(place / "site"), str(HERE), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         words = [sys.executable, __file__, *sys.argv[1:], "--job", variant, "--place", folder, "--seed", str(seed)]
