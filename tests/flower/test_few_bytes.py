@@ -113,7 +113,10 @@ def run(grid, rounds: int = 8, fraction: float = 1.0, timeout: float = 5) -> lis
     """The accuracies of Flower's own FedAvg, by round."""
     torch.manual_seed(0)
     random.seed(3)
-    strategy = FedAvg(fraction_train=fraction, min_train_nodes=1, min_available_nodes=1, min_evaluate_nodes=1)
+    strategy = FedAvg(
+        fraction_train=fraction, fraction_evaluate=fraction, min_train_nodes=1, min_available_nodes=1,
+        min_evaluate_nodes=1,
+    )  # fmt: skip
     start = ArrayRecord(Net().state_dict())
     logging.getLogger("flwr").setLevel(logging.WARNING)
     result = strategy.start(grid, start, num_rounds=rounds, timeout=timeout)
@@ -203,12 +206,13 @@ def test_nodes_that_fail_or_forget_are_mended_by_one_whole_message(plain, what):
         assert len([m for m in grid._grid.asked if m.metadata.message_type == "train"]) > 8 * CLIENTS
 
 
-def test_a_few_of_many_clients_catch_up():
-    before = run(Nodes(client_app([]), 15), 12, 0.2)
-    accuracy, grid = few(1, 2, clients=15, fraction=0.2, rounds=12)
-    assert accuracy[-1] > before[-1] - 0.05
+def test_three_of_thirty_clients_a_round_catch_up():
+    before = run(Nodes(client_app([]), 30), 40, 0.1)
+    accuracy, grid = few(1, 2, clients=30, fraction=0.1, rounds=40)
+    assert max(before) > 0.35
+    assert sum(accuracy[-5:]) / 5 > sum(before[-5:]) / 5 - 0.05
     totals = grid.ledger.totals
-    assert totals["down"] < totals["plain_down"] / 3
+    assert totals["down"] < 0.7 * totals["plain_down"]  # most are first contacts, or have missed ten rounds
 
 
 def tampering(message: Message, reply: Message):
