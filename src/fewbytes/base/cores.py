@@ -17,8 +17,21 @@ def available_cores() -> int:
 @contextmanager
 def all_cores() -> Iterator[None]:
     """Let torch use every core (at most OMP_NUM_THREADS), then restore the previous number."""
+    with _cores(min(available_cores(), int(os.environ.get("OMP_NUM_THREADS") or available_cores()))):
+        yield
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Let torch use one core, so that results do not depend on their number, then restore the previous number."""
+    with _cores(1):
+        yield
+
+
+@contextmanager
+def _cores(number: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(min(available_cores(), int(os.environ.get("OMP_NUM_THREADS") or available_cores())))
+    torch.set_num_threads(number)
     try:
         yield
     finally:

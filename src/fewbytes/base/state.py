@@ -30,6 +30,17 @@ def mark_trained(model: nn.Module) -> None:
             module.constant_buffers = tuple(constant)  # type: ignore[assignment]
 
 
+def mark_own(module: nn.Module) -> None:
+    """Mark the parameters of a part of a model as a client's own: they are trained, and never sent."""
+    for p in module.parameters():
+        p.own = True  # type: ignore[attr-defined]
+
+
+def own_entries(model: nn.Module) -> set[str]:
+    """Names of the trained parameters that are a client's own (`mark_own`)."""
+    return {name for name, p in trained_parameters(model).items() if getattr(p, "own", False)}
+
+
 def all_entries(model: nn.Module) -> State:
     """All tensors of the model's state dict by name; the model's own tensors, not copies, where possible.
 

@@ -137,11 +137,16 @@ class Method(ABC):
     def adapted(self, task: Asked) -> Asked:
         """The task with the models this method trains; engines start with it. Applying it twice has no further effect.
 
-        Raises UserError if the method cannot learn the task's objective.
+        Raises UserError if the method cannot learn the task's objective, or keep its clients' own entries.
         """
         problem = task.problem
         if not isinstance(problem.objective, self.needs):
             raise UserError(problem.objective.suits)
+        if problem.own and not self.promises.keeps_own:
+            raise UserError(
+                f"with send=A, lora's matrices B stay with the clients, and {self.method_name} cannot leave a part of "
+                "the model out of its messages: leave send=A out, or use another method"
+            )
         if type(self).remodel is Method.remodel or problem.remodel == self.remodel:
             return task
         return _with(task, dataclasses.replace(problem, remodel=self.remodel))
@@ -261,8 +266,7 @@ class Method(ABC):
         """A client's own model, to score on its test split, if the method has one."""
         return None
 
-    @property
-    def has_local_models(self) -> bool:
+    def has_local_models(self, problem: Problem) -> bool:
         """Whether `local_model` may return one."""
         return type(self).local_model is not Method.local_model
 

@@ -94,6 +94,11 @@ class Problem:
         return [i for i, (first, last) in enumerate(self.present) if first <= t and (last is None or t <= last)]
 
     @property
+    def own(self) -> bool:
+        """Whether every client keeps some of the trained entries, which are never sent (`base.state.own_entries`)."""
+        return self.lora is not None and self.lora.own
+
+    @property
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of one sample; for several tensors, the first one's. Raises UserError if it is unknown."""
         return tuple(self.on_cpu().blank().shape[1:])

@@ -27,6 +27,9 @@ class Promises:
     """The accuracy that the method's paper reports: `global`, `personalised`, or a name its handlers score."""
     models_differ: bool = False
     """Whether clients may have different models."""
+    keeps_own: bool = False
+    """Whether the entries that clients keep for themselves (`fewbytes.base.state.own_entries`) are left out of its
+    messages."""
     float32_only: bool = False
     """Whether it calls parts of models, or computes with their values, in float32: models of other types are
     refused."""

@@ -146,7 +146,7 @@ class Scheduler:
 
     def score_clients(self) -> dict[Id, Scores]:
         """The metrics of every client's own model on its test split; empty if the method has none."""
-        if not self.method.has_local_models:
+        if not self.method.has_local_models(self.task.problem):
             return {}
         self.step.calls += 1
         data, scores = self.task.data.clients, dict[Id, Scores]()

@@ -23,7 +23,7 @@ from torch import nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import BelowOne, Positive, Share
-from fewbytes.base.state import State, state_of, trained_entries, trained_parameters
+from fewbytes.base.state import State, own_entries, state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
@@ -41,6 +41,7 @@ from fewbytes.methods.parts.averaging import (
     learnt,
     mean_change,
     outer_step,
+    own_model,
     parameters_among,
     whole_model,
 )
@@ -59,7 +60,9 @@ class FedAvg(Method):
     server_momentum: BelowOne = 0.0  # beta of the server's step
     nesterov: bool = False  # the server's momentum is Nesterov's
 
-    promises = Promises(sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True)
+    promises = Promises(
+        sends="its whole model", aggregates=EVERY_RULE, protects={"clients", "samples"}, sums=True, keeps_own=True
+    )
 
     def __post_init__(self) -> None:
         if self.nesterov and not self.server_momentum:
@@ -82,10 +85,12 @@ class FedAvg(Method):
 
     def shared(self, model: nn.Module) -> list[str]:
         """Names of the model's entries that are sent."""
-        return list(trained_entries(model) if self.buffers == "averaged" else trained_parameters(model))
+        own = own_entries(model)
+        sent = trained_entries(model) if self.buffers == "averaged" else trained_parameters(model)
+        return [name for name in sent if name not in own]
 
     def client(self, site: Site) -> Own | None:
-        return Own({}) if self.buffers == "local" else None
+        return Own({}) if self.buffers == "local" or site.problem.own else None
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
         mean = net.mean(state.theta)
@@ -106,17 +111,23 @@ class FedAvg(Method):
 
     def train(self, state: Own | None, message: Model, site: Site) -> Trained:
         received = message.theta.dense()
-        model = site.model(received | (state.theta if state else {}))
+        model = site.model((state.theta if state else {}) | received)
         if self.received:
             site.score("combined", model)
         site.fit(model, self.local)
         site.score("personalised", model)
         if state is not None:
-            state.theta = state_of(model, keep=lambda name: name not in received)
+            state.theta = state_of(model)
         return Trained(Dense(state_of(model, keep=received.__contains__)), len(site.train))
 
     def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module | None:
         return whole_model(state, problem)
+
+    def has_local_models(self, problem: Problem) -> bool:
+        return problem.own
+
+    def local_model(self, state: Own | None, site: Site) -> nn.Module | None:
+        return own_model(state, site) if state is not None and site.problem.own else None
 
     def observed(self, model: nn.Module) -> list[str]:
         return parameters_among(model, self.shared(model))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fewbytes.base.ranges import Share
-from fewbytes.base.state import trained_entries
+from fewbytes.base.state import own_entries, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
@@ -41,6 +41,7 @@ class FedBN(Method):
         aggregates=EVERY_RULE,
         protects={"clients", "samples"},
         sums=True,
+        keeps_own=True,
     )
 
     def server(self, problem: Problem) -> GlobalModel:
@@ -67,8 +68,8 @@ class FedBN(Method):
 
 
 def without_batch_norm(model: nn.Module) -> list[str]:
-    """Names of the model's parameters and buffers outside batch normalisation."""
-    own = {
+    """Names of the model's parameters and buffers outside batch normalisation, and not marked as a client's own."""
+    own = own_entries(model) | {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)

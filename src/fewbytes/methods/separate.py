@@ -32,7 +32,7 @@ class Separate(Method):
 
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
 
-    promises = Promises(sends="nothing", headline="personalised")
+    promises = Promises(sends="nothing", headline="personalised", keeps_own=True)
 
     def client(self, site: Site) -> Own:
         return Own(state_of(site.model(fresh=True)))

@@ -1,5 +1,11 @@
 """LoRA with peft: W + alpha/rank B A replaces each weight W; A and B are trained, W is frozen. Source: Hu, Shen,
-Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022."""
+Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
+
+Variants: `core=xs`, LoRA-XS (`fewbytes.models.lora_xs`). `train=B`, FFA-LoRA (Sun, Li, Li, Ding, "Improving LoRA in
+Privacy-preserving Federated Learning", ICLR 2024): A stays as drawn, so that the mean of the clients' B A is the mean
+of their B, times A. `send=A`, FedSA-LoRA (Guo, Zeng, Wang, Fan, Wang, Qu, "Selective Aggregation for Low-Rank
+Adaptation in Federated Learning", ICLR 2025): both are trained, and every client keeps its own B.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,15 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.state import mark_own
 from fewbytes.models.hugging_face import head_of_transformer
 from fewbytes.models.lora import Lora
+from fewbytes.models.lora_xs import add_core
 
 
 @dataclass(frozen=True)
@@ -21,9 +30,14 @@ class Adapters:
 
     lora: Lora
 
+    @property
+    def own(self) -> bool:
+        """Whether every client keeps some of the trained entries, which are never sent."""
+        return self.lora.variant == "send=A"
+
     def added(self, model: nn.Module, head: bool) -> nn.Module:
         """Add adapters to `model` in place (A from torch's generator, B zero), freeze the rest, and return it. With
-        `head` the whole last layer is trained, too. Raises UserError if no module can be adapted."""
+        `head` the whole last layer is trained, too. Raises UserError if a module, or none, can be adapted."""
         try:
             with warnings.catch_warnings(action="ignore"):
                 from peft import LoraConfig, inject_adapter_in_model
@@ -48,6 +62,8 @@ class Adapters:
                 else "Linear or convolution besides the last layer"
             )
             raise UserError(f"a {type(model).__name__} has no {wanted}: lora has nothing to adapt")
+        if self.lora.variant == "core=xs":
+            _check_decomposable(model, names)
         exactly = "|".join(map(re.escape, names))
         config = LoraConfig(r=self.lora.rank, lora_alpha=self.lora.alpha, target_modules=exactly)
         model.requires_grad_(False)
@@ -56,9 +72,32 @@ class Adapters:
                 inject_adapter_in_model(config, model)
         except Exception as error:  # modules that peft cannot adapt
             raise UserError(f"lora cannot be added to a {type(model).__name__}: {one_line(error)}") from None
+        for name in names:
+            self._vary(model.get_submodule(name))
         for module in last if head else ():
             module.requires_grad_(True)
         return model
+
+    def _vary(self, layer: Any) -> None:
+        """Change an adapter of peft into the variant's."""
+        for key in list(getattr(layer, "lora_A", ())):
+            if self.lora.variant == "core=xs":
+                add_core(layer, key)
+            elif self.lora.variant == "train=B":
+                layer.lora_A[key].requires_grad_(False)
+            elif self.lora.variant == "send=A":
+                mark_own(layer.lora_B[key])
+
+
+def _check_decomposable(model: nn.Module, names: Sequence[str]) -> None:
+    """Raises UserError for a module whose weight is not one matrix, or a convolution's."""
+    for name in names:
+        module = model.get_submodule(name)
+        if not _is_adaptable(module):
+            raise UserError(
+                f"core=xs adapts linear layers and convolutions without groups, and {name} is a "
+                f"{type(module).__name__}: leave it out of targets"
+            )
 
 
 def _is_target(name: str, targets: Sequence[str]) -> bool:

@@ -24,6 +24,7 @@ from fewbytes.models.export_readme import readme
 from fewbytes.models.files import read_model
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.kgf import with_plain_kernels
+from fewbytes.models.lora_xs import with_plain_adapters
 from fewbytes.models.normalisation import Normalisation
 
 Format = Literal["onnx", "torch", "safetensors"]
@@ -86,7 +87,7 @@ def export_model(
     if "onnx" in formats:
         _check_onnx()
     tokenizer = _tokenizer(run, about)
-    model = _Outputs(with_plain_kernels(model), about.get("tensors", ())).eval()
+    model = _Outputs(with_plain_adapters(with_plain_kernels(model)), about.get("tensors", ())).eval()
     folder = Path(out) if out is not None else run / "export" / ("" if client is None else f"client-{client}")
     description = _described(run, client, about, formats)
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,10 @@ from fewbytes.base.state import State
 class Adapters(Protocol):
     """Adapters trained instead of a model's weights, such as `fewbytes.models.adapters.Adapters`."""
 
+    @property
+    def own(self) -> bool:
+        """Whether every client keeps some of the trained entries, which are never sent."""
+
     def added(self, model: nn.Module, head: bool) -> nn.Module:
         """Add adapters to `model` in place, freeze all else except, with `head`, its last layer, and return it."""
 
