@@ -66,7 +66,7 @@ def factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     if matrix.is_meta:
         rank = min(rank, *matrix.shape)
         return matrix.new_empty(len(matrix), rank), matrix.new_empty(rank, matrix.shape[1])
-    key = (blake3(matrix.contiguous().numpy().data).hexdigest(), tuple(matrix.shape), rank)
+    key = (blake3(matrix.contiguous().numpy().tobytes()).hexdigest(), tuple(matrix.shape), rank)
     if key not in _decomposed:
         with one_core():
             u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
