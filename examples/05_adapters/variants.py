@@ -1,8 +1,8 @@
 """The variants of LoRA, and rounding, on the example's task: bytes and perplexity of four rounds of FedAvg.
 
-    python prepare.py
-    python variants.py               # minutes a row; writes variants.json, and prints the table
-    python variants.py "core=xs"     # rows whose options contain the words, beside those in variants.json
+python prepare.py
+python variants.py               # minutes a row; writes variants.json, and prints the table
+python variants.py "core=xs"     # rows whose options contain the words, beside those in variants.json
 """
 
 from __future__ import annotations

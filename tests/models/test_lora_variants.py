@@ -314,9 +314,7 @@ def test_fedsas_server_takes_the_mean_of_a(place):
     """One client's own model is what FedAvg of LoRA gives it: nothing is lost by keeping B."""
     data = tiny_data(clients=1)
     runs = [
-        fb.run(
-            fb.FedAvg(**TRAINING), fb.Task.on(data, TinyNet, lora=Adapters(Lora.read(lora))), rounds=3, workers=1
-        )
+        fb.run(fb.FedAvg(**TRAINING), fb.Task.on(data, TinyNet, lora=Adapters(Lora.read(lora))), rounds=3, workers=1)
         for lora in ("rank=3", FEDSA)
     ]
     plain, own = (run.rounds[-1]["scores"]["accuracy"]["personalised"] for run in runs)

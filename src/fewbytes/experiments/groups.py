@@ -191,7 +191,8 @@ class ModelSettings(Group):
     lora: Lora | None = setting(
         None,
         "Train low-rank adapters (rank=8,alpha=16,targets=q_proj+v_proj; default: all layers but the last) and, "
-        "for classification, the last layer; other weights are frozen and never sent.",
+        "for classification, the last layer; other weights are frozen and never sent. Variants: core=xs (LoRA-XS), "
+        "train=B (FFA-LoRA), send=A (FedSA-LoRA).",
         metavar="RANK",
         brief=True,
     )

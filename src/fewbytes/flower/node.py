@@ -235,5 +235,5 @@ def _whole(frame: bytes) -> bool:
 
 
 DIFFERENT = "different:"
-FROZEN = "model (values that are not trained: give every node the server's weights)"
+FROZEN = "model (values that are not trained, or are computed from these: give every node the server's weights)"
 """How an error begins that carries, as JSON, what the node has that the server was to have in common with it."""

@@ -7,7 +7,7 @@ from typing import Self
 
 from fewbytes.base.errors import UserError
 
-LIKE = "rank=8, or with more rank=8,alpha=16,targets=q_proj+v_proj"
+LIKE = "rank=8, or with more rank=8,alpha=16,targets=q_proj+v_proj, and core=xs, train=B or send=A"
 VARIANTS = {"core": "xs", "train": "B", "send": "A"}
 """By option: its only value. Each option makes another variant of LoRA."""
 
