@@ -168,7 +168,7 @@ def test_a_site_with_another_tokenizer_is_named(hosts, monkeypatch):
 
 def test_a_site_with_another_backbone_is_named(hosts, monkeypatch):
     write_language_model(hosts / "north" / "backbone", seed=1)
-    words = r"client 1 \(site-1\) .*not trained: give every node the server's weights\): \w+ there, \w+ here$"
+    words = r"client 1 \(site-1\) .*not trained.*: give every node the server's weights\): \w+ there, \w+ here$"
     with pytest.raises(fb.UserError, match=words) as error:
         deployed(hosts, monkeypatch, min_replies=1.0)
     assert "\n" not in str(error.value)

@@ -68,7 +68,7 @@ class DiLoCo(Method):
     local: Local = Local(steps=500, lr=4e-4, batch=32, optimiser="adamw", weight_decay=0.1)  # H, the inner optimiser
     server_lr: Positive = 0.7  # eta
     server_momentum: BelowOne = 0.9  # beta
-    fragments: Count = 1  # P
+    fragments: Count = 1  # P, parts of the model that are sent in turn
 
     promises = Promises(
         sends="its whole model, or one fragment of it in turn", aggregates=EVERY_RULE, protects={"clients"}, sums=True
