@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbytes.base.rate import Rate
-from fewbytes.codec.delta import Coding, advanced, followed, merged, started
+from fewbytes.codec.delta import Coding, DeltaStream, advanced, followed, merged, started
 from fewbytes.codec.first import First
 from fewbytes.methods.parts.averaging import Model
-from fewbytes.wire import Base, Dense, Layout, Lossy, pack, unpack
+from fewbytes.wire import Base, Dense, FrameError, Layout, Lossy, pack, pack_state, unpack, unpack_state
 from fewbytes.wire.lossy import snapped, unit_of
 
 BITS = st.lists(st.floats(0.3, 8), min_size=2, max_size=6)
@@ -65,7 +67,32 @@ def test_one_frame_for_ten_messages_is_smaller_than_they_are() -> None:
         stream, now, *_ = advanced(stream, Model(Dense(moved(now.message.theta.dense(), number))), coding, shared=True)
     one = merged(stream, Model, coding, 1)
     assert one is not None
-    assert 2 * len(one) < sum(len(step.frame) for step in stream.steps)
+    assert 2 * len(one) < sum(map(len, stream.steps))
+
+
+def test_a_stream_of_a_version_without_grids_starts_again_in_full() -> None:
+    """Its checkpoint has the first five fields; in a frame from elsewhere, no field may be missing."""
+    older = dataclasses.make_dataclass(
+        "DeltaStream",
+        [
+            ("name", str),
+            ("number", int),
+            ("held", bytes),
+            ("lost", dict[str, dict[str, Tensor]]),
+            ("steps", list[bytes]),
+        ],
+    )
+    layout, model = Layout.of(weights(0)), Model(Dense(weights(0)))
+    data = bytes(pack_state(older("s", 7, bytes(pack(model, layout=layout, coded=False)), {}, [b"step"])))
+    stream = unpack_state(DeltaStream, data)
+    assert (stream.name, stream.number, stream.steps, stream.unit) == ("s", 7, [b"step"], 0)
+    with pytest.raises(FrameError, match="number of fields"):
+        unpack(DeltaStream, data)
+    coding = Coding(layout, rate=Rate(1.0))
+    after, now, frame, lossy = advanced(stream, Model(Dense(moved(weights(0), 1))), coding, shared=True)
+    assert (after.number, after.steps, lossy) == (8, [], None)
+    assert after.unit > 0
+    assert bytes(pack(unpack(Model, bytes(frame), layout=layout), layout=layout, coded=False)) == now.kept
 
 
 @settings(max_examples=50, deadline=None)

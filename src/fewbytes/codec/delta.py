@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -31,34 +31,27 @@ class Received(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A message's frame, coded against the message before; `finest`: the smallest step of its values (0: none)."""
-
-    frame: bytes
-    finest: float
-
-
-@dataclass(frozen=True)
 class DeltaStream:
     """The last of a sequence of messages with the same layout.
 
     `held`: the message as its receivers have it, serialised. `lost`: the accumulated rounding error, by field and name.
     `steps`: the last messages' frames; the last leads to this message. `first`: the frame of the first message (empty:
-    too long to keep). `unit`: of the grid that rounded values are on (0: nothing is rounded); `carry`: as in `Grid`;
-    `finest`: the smallest step since the first message.
+    too long to keep). `unit`: of the grid that rounded values are on (0: on none); `carry`: as in `Grid`; `sizes`: of
+    each of `steps`, the smallest step that values were rounded to (0: none); `finest`: that since the first message.
     """
 
     name: str
     number: int
     held: bytes
     lost: dict[str, dict[str, Tensor]]
-    steps: list[Difference] = field(default_factory=list)
+    steps: list[bytes] = field(default_factory=list)
     first: bytes = b""
     unit: float = 0.0
     carry: dict[str, float] = field(default_factory=dict)
+    sizes: list[float] = field(default_factory=list)
     finest: float = 0.0
 
-    def since(self, number: int) -> list[Difference] | None:
+    def since(self, number: int) -> list[bytes] | None:
         """The steps that lead from an earlier message to this one; None if they are not kept."""
         behind = self.number - number
         return self.steps[len(self.steps) - behind :] if 0 <= behind <= len(self.steps) else None
@@ -129,6 +122,8 @@ def advanced(
     what rounding lost, to be added to the next message.
     """
     layout, lossy = coding.layout, None
+    if coding.rate and not stream.unit:  # of a run that began before there were grids
+        return *started(stream.name, stream.number + 1, message, coding, shared), None
     if coding.rate:
         lost = {path: dict(tensors) for path, tensors in stream.lost.items()}
         grid = Grid(stream.unit, carry=dict(stream.carry))
@@ -140,14 +135,14 @@ def advanced(
     if shared and stream.unit and not _fits(new.message, coding.exact, stream.unit):
         return *started(stream.name, stream.number + 1, _restored(message, stream.lost, coding), coding), None
     grid = Grid(stream.unit) if lossy is None or lossy.grid is None else lossy.grid
-    steps = [*stream.steps, Difference(data, grid.finest)] if shared else []
-    while len(steps) > 1 and sum(len(each.frame) for each in steps) > len(new.kept):
+    steps, sizes = ([*stream.steps, data], [*stream.sizes, grid.finest]) if shared else ([], [])
+    while len(steps) > 1 and sum(map(len, steps)) > len(new.kept):
         steps.pop(0)
-    finest = min((each for each in (stream.finest, grid.finest) if each), default=0.0)
     kept = lossy.residual if shared and lossy is not None else {}
-    after = DeltaStream(
-        stream.name, stream.number + 1, new.kept, kept, steps, stream.first, stream.unit, grid.carry, finest
-    )
+    after = replace(
+        stream, number=stream.number + 1, held=new.kept, lost=kept, steps=steps, sizes=sizes[-len(steps) :],
+        carry=grid.carry, finest=_least([stream.finest, grid.finest]),
+    )  # fmt: skip
     return after, new, frame, lossy
 
 
@@ -161,7 +156,7 @@ def merged(stream: DeltaStream, kind: type[Any], coding: Coding, since: int | No
         else:
             steps = stream.since(since) or []
             base = _earlier(now, steps, coding)
-            finest = min((step.finest for step in steps if step.finest), default=0.0)
+            finest = _least(stream.sizes[-len(steps) :])
         if base is None:
             return None
         lossy = Lossy(coding.rate, coding.exact, grid=Grid(stream.unit, finest or stream.unit))
@@ -170,6 +165,11 @@ def merged(stream: DeltaStream, kind: type[Any], coding: Coding, since: int | No
     except FrameError:  # what is not on the grid is not always a difference
         return None
     return frame if len(frame) < len(stream.held) and serialised(there, coding.layout) == stream.held else None
+
+
+def _least(steps: Iterable[float]) -> float:
+    """The smallest of the steps that are not 0; 0 for none."""
+    return min((step for step in steps if step), default=0.0)
 
 
 def _first_base(stream: DeltaStream, kind: type[Any], coding: Coding) -> Base | None:
@@ -182,7 +182,7 @@ def _first_base(stream: DeltaStream, kind: type[Any], coding: Coding) -> Base | 
     return Base(whole.digest, {}, whole.values)
 
 
-def _earlier(now: Any, steps: list[Difference], coding: Coding) -> Base | None:
+def _earlier(now: Any, steps: list[bytes], coding: Coding) -> Base | None:
     """The values on the grid of the message before these steps: the last message's, less their differences."""
     if not steps or not coding.coded:
         return None
@@ -193,13 +193,13 @@ def _earlier(now: Any, steps: list[Difference], coding: Coding) -> Base | None:
     zeros = {name: value.new_zeros(value.shape) for name, value in whole.tensors.items()}
     none = [{name: value.new_zeros(value.shape) for name, value in state.items()} for state in whole.values]
     for step in steps:
-        digest = Parsed(step.frame).base_hash + bytes(16)
-        difference = unpack(type(now), step.frame, layout=coding.layout, base=Base(digest, zeros, none), limit=LIMIT)
+        digest = Parsed(step).base_hash + bytes(16)
+        difference = unpack(type(now), step, layout=coding.layout, base=Base(digest, zeros, none), limit=LIMIT)
         for position, state in _on_grid(difference, coding.exact):
             for name, value in state.items():
                 if name in values[position]:
                     values[position][name] -= value
-    return Base(Parsed(steps[0].frame).base_hash + bytes(16), {}, values)
+    return Base(Parsed(steps[0]).base_hash + bytes(16), {}, values)
 
 
 def _on_grid(message: Any, exact: Set[str]) -> Iterator[tuple[int, State]]:

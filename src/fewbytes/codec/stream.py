@@ -150,9 +150,8 @@ class Stream:
         frame = self._merge(since) if sure and steps is not None and len(steps) > 1 and stream.unit else None
         if frame is not None and len(frame) <= most:
             return bytes(pack(Merged(stream.name, stream.number, since, frame), coded=False))
-        if steps is not None and sum(len(step.frame) for step in steps) <= most:
-            frames = [step.frame for step in steps]
-            return bytes(pack(Versions(stream.name, stream.number, False, frames), coded=False))
+        if steps is not None and sum(map(len, steps)) <= most:
+            return bytes(pack(Versions(stream.name, stream.number, False, steps), coded=False))
         return bytes(pack(Versions(stream.name, stream.number, True, [self._message()]), coded=False))
 
     def received(self, receiver: Hashable, version: int) -> None:

@@ -121,7 +121,7 @@ class Downlink:
             return [MessageFrame(key, "", partial(self._whole, handler, lazy, client))]
         if own:
             name = f"{handler.name} of {client}"
-            follows = self._behind(handler, client, name) == 0
+            follows = self._behind(handler, client, name) == 0 and bool(self.streams[name].unit)
             position = name, self.streams[name].number + 1 if name in self.streams else 1
             build = partial(self._own, name, lazy, client, follows)
             return [MessageFrame(position, "next" if follows else "first", build, position)]

@@ -92,9 +92,10 @@ def _read(kind: Kind, item: Any, reader: FrameReader) -> Any:
                 raise FrameError("type", "a dict has a key twice")
             return found
         case "dataclass":
-            if not isinstance(item, list) or len(item) != len(kind.fields):
+            least = kind.required if reader.own else len(kind.fields)
+            if not isinstance(item, list) or not least <= len(item) <= len(kind.fields):
                 raise FrameError("type", f"a {kind.of.__name__} has another number of fields than this receiver's")
-            pairs = zip(kind.fields, item, strict=True)
+            pairs = zip(kind.fields, item, strict=False)
             return kind.of(**{field.name: _read(field.kind, v, reader) for field, v in pairs})
         case "bytes" if type(item) is int:
             section = reader.section()
@@ -168,9 +169,12 @@ def unpack(
     fewbytes.base.errors.FrameError: the frame contains a 'Dense', expected a 'Masked' [type]
     """
     parsed = data if isinstance(data, Parsed) else Parsed(data, max(MOST_ITEMS, limit // PER_ITEM))
+    return _unpacked(cls, parsed, FrameReader(parsed, layout, base, limit))
+
+
+def _unpacked(cls: type[T], parsed: Parsed, reader: FrameReader) -> T:
     if parsed.header.kind != cls.__name__:
         raise FrameError("type", f"the frame contains a {parsed.header.kind[:80]!r}, expected a {cls.__name__!r}")
-    reader = FrameReader(parsed, layout, base, limit)
     try:
         value: T = _read(schema_of(cls), parsed.header.fields, reader)
     except RecursionError:
@@ -234,5 +238,9 @@ def pack_state(value: Any) -> Frame:
 
 
 def unpack_state(cls: type[T], data: bytes | bytearray | memoryview | Parsed) -> T:
-    """Undo `pack_state`. Raises FrameError for a damaged frame, or one of another class."""
-    return unpack(cls, data if isinstance(data, Parsed) else Parsed(data, None), limit=ANY)
+    """Undo `pack_state`; fields that an earlier version did not have get their defaults. Raises FrameError for a
+    damaged frame, or one of another class."""
+    parsed = data if isinstance(data, Parsed) else Parsed(data, None)
+    reader = FrameReader(parsed, None, None, ANY)
+    reader.own = True
+    return _unpacked(cls, parsed, reader)

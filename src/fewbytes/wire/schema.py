@@ -52,6 +52,12 @@ class Kind:
         """Whether its plain values, or their contents, have ranges."""
         return self.plain and (self.limits is not None or any(part.ranged for part in self.parts))
 
+    @cached_property
+    def required(self) -> int:
+        """How many of a dataclass's fields, the first, have no default."""
+        of = dataclasses.fields(self.of)
+        return sum(f.default is f.default_factory is dataclasses.MISSING for f in of)
+
     def wrong(self, value: Any) -> str:
         """The range that a plain value violates, in words; empty if it is valid."""
         must = "" if self.limits is None else wrong(self.limits, value)

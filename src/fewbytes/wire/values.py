@@ -192,6 +192,8 @@ class FrameReader:
         self.base = base if parsed.base_hash != NO_HASH else None
         self.position = -1
         """The current value's position among the payload's wire values."""
+        self.own = False
+        """Whether this machine wrote the frame, by this version or an earlier one."""
         self._sections = iter(parsed.sections)
         self._left = limit
 
