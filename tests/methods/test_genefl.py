@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.base.state import EntryMeans
+from fewbytes.codec.first import First
 from fewbytes.core.objectives import Classification
 from fewbytes.core.training import fit
 from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
@@ -549,7 +550,10 @@ def test_a_newcomer_like_a_member_joins_that_members_cluster_and_inherits_its_le
     joined = next(row for row in result.rounds if row["phase"] == "join")
     assert (joined["round"], joined["client"]) == (3, 4)
     sent = unpack(
-        Model, (tmp_path / "run" / "frames" / "3-begin-4-down.frame").read_bytes(), layout=task.problem.layout(4)
+        Model,
+        (tmp_path / "run" / "frames" / "3-begin-4-down.frame").read_bytes(),
+        layout=task.problem.layout(4),
+        base=First(task.problem.first_state(4)).exact,
     )
     rest = task.problem.first_state(draw="newcomers")
     assert set(sent.theta.dense()) < set(task.problem.first_state())
@@ -623,7 +627,9 @@ def test_what_a_newcomer_inherits_has_the_batch_normalisation_that_travels(tmp_p
     method = GeneFL(**QUICK, clusters=1, gamma=1, gamma_step=0, batch_norm="layer")
     fb.run(method, fb.Task.on(data, TinyNet), rounds=3, out=tmp_path / "run", keep_frames=True)
     frame = (tmp_path / "run" / "frames" / "3-begin-4-down.frame").read_bytes()
-    inherited = unpack(Model, frame, layout=fb.Task.on(data, TinyNet).problem.layout(4)).theta.dense()
+    problem = fb.Task.on(data, TinyNet).problem
+    first = First(problem.first_state(4)).exact
+    inherited = unpack(Model, frame, layout=problem.layout(4), base=first).theta.dense()
     assert inherited.keys() == {name for name in TinyNet().state_dict() if name.startswith(("conv", "norm"))}
     assert inherited["norm.running_var"].std() > 0  # of clients that have trained
     assert inherited["norm.num_batches_tracked"] > 0
