@@ -21,10 +21,10 @@ ROWS = [
     ("rank=8", 0.5, 0.003),
     ("rank=8,train=B", None, 0.003),
     ("rank=8,send=A", None, 0.003),
-    ("rank=32,core=xs", None, 0.01),
-    ("rank=32,core=xs", 2, 0.01),
-    ("rank=32,core=xs", 1, 0.01),
-    ("rank=32,core=xs", 0.5, 0.01),
+    ("rank=32,core=xs", None, 0.03),
+    ("rank=32,core=xs", 2, 0.03),
+    ("rank=32,core=xs", 1, 0.03),
+    ("rank=32,core=xs", 0.5, 0.03),
 ]
 """Options, bits a value in both directions, and the learning rate."""
 TASK = {
