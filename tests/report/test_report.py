@@ -326,7 +326,7 @@ def test_the_table_fits_100_columns_and_tells_the_ledger(tmp_path: Path) -> None
     assert "40.0%" in text
     up, down = (ledger_sum(folder / "1-fedavg", name) / 1e6 for name in ("bytes_up", "bytes_down"))
     row = next(line for line in lines if " fedavg " in line)
-    assert row.split()[-3:] == [f"{up:.3g}", f"{down:.3g}", "7.5"]
+    assert row.split()[-4:] == [f"{up:.3g}", f"{down:.3g}", f"{up + down:.3g}", "7.5"]
 
 
 # ---- the page ----

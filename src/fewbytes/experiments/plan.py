@@ -94,6 +94,7 @@ class Plan:
             + (": more than the budget" if self.over_budget else ""),
             *(f"{way / mb:,.1f}" for way in self.total),
         )
+        table.add_row("  both directions", "", f"{sum(self.total) / mb:,.1f}")
         table.add_row(
             "seconds per round on the link", f"{self.up / self.uplink:.2f}", f"{self.down / self.downlink:.2f}"
         )

@@ -33,9 +33,10 @@ KINDS = {
 
 
 PERSONALISED = "personal-\nised"
-COLUMNS = ("final", "best", PERSONALISED, "global", "MB\nup", "MB\ndown", "s")
+BOTH = "MB\nboth"
+COLUMNS = ("final", "best", PERSONALISED, "global", "MB\nup", "MB\ndown", BOTH, "s")
 FOLDED = 10  # characters of a method's name in a line, at least
-LEAST = ("s", "best", "global", PERSONALISED)
+LEAST = ("s", BOTH, "best", "global", PERSONALISED)
 """Columns that a narrow terminal drops, in this order."""
 
 
@@ -51,9 +52,10 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 
 def summary_table(runs: Sequence[RunFolder], width: int = 100) -> Table:
     """One row per run: final and best score of the run's main kind, final personalised and global score, megabytes
-    (10^6 bytes) up and down over the whole run, seconds. The last row is the score of guessing the majority class.
-    Below are the kinds' meanings, further metrics, simulated seconds, rounding, clients left out and the method's
-    notes. If `width` is too small, columns are dropped: seconds, then the best score, then those of the two kinds."""
+    (10^6 bytes) up, down and both over the whole run, seconds. The last row is the score of guessing the majority
+    class. Below are the kinds' meanings, further metrics, simulated seconds, rounding, clients left out and the
+    method's notes. If `width` is too small, columns are dropped: seconds, both directions' megabytes, the best score,
+    then those of the two kinds."""
     fits = (n for n in range(len(LEAST)) if _width(_table(runs, LEAST[:n], FOLDED)) <= width)
     table = _table(runs, LEAST[: next(fits, len(LEAST))])
     if lines := [
@@ -95,6 +97,7 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
                     run.written(run.score("global").final),
                     megabytes(run.total_bytes("uplink")),
                     megabytes(run.total_bytes("downlink")),
+                    megabytes(run.total_bytes("uplink") + run.total_bytes("downlink")),
                     seconds(run.seconds),
                 ),
                 strict=True,
