@@ -187,7 +187,7 @@ def make(args: argparse.Namespace, spec: str) -> tuple[fb.Method, dict[str, Any]
     own = dict(part.split("=", 1) for part in given.split(",") if part)
     terms = {"epochs": args.epochs, "lr": args.lr, "batch": args.batch, "momentum": 0.9, "lr_rounds": args.rounds}
     rate, _, step = bits.partition("step=")
-    settings = {"uplink_step": float(step)} if step else {"uplink_bits": rate} if rate else {}
+    settings = {"uplink_step": float(step)} if step else {"uplink_bits": rate, "downlink_bits": 32} if rate else {}
     if name == "nncodec":
         local, above = Local(**terms), int(own.get("above", NNCodec.above))
         return NNCodec(str(args.peers_python), above, args.fraction, local), settings

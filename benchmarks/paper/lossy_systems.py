@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {"fedavg": {"alpha": 0.3, "parameters": {"
 
 def run(name: str, seed: int, bits: float | None, workers: int | None) -> fb.Result:
     experiment = make_experiment({"method": name, "seed": seed, **SETTINGS.get(name, {})})
-    settings = {} if bits is None else {"uplink_bits": str(bits)}
+    settings = {} if bits is None else {"uplink_bits": str(bits), "downlink_bits": 32}
     return fb.run(
         experiment.build_method(),
         find(experiment).task,
