@@ -152,7 +152,9 @@ def badges(run: RunFolder) -> list[str]:
     by = {"budget": "by the budget", "stop_when": f"by {run.fact('stop_when')}"}.get(str(run.fact("ended_by")))
     ended = [f"ended at round {run.fact('rounds')}, {by}"] if by else []
     rule = [str(run.fact("aggregate"))] if run.fact("aggregate") else []
-    if bits := run.fact("bits") or run.fact("uplink_bits"):
+    if bits := run.fact("bits"):
+        rule.append(_bits(format(bits, "g")))
+    if bits := run.fact("uplink_bits"):
         rule.append(_bits(str(bits).partition("=")[0]))
     rule += [f"steps of {run.fact('uplink_step'):g}"] if run.fact("uplink_step") else []
     if down := run.fact("downlink_bits"):
