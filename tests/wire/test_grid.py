@@ -47,13 +47,14 @@ def test_missed_messages_are_one_frame_that_leads_to_the_same_bits(bits: list[fl
         assert lossy is not None
         assert followed(Model, bytes(frame), layout, held[number - 1]).kept == now.kept
         held[number] = now.kept
-    for since in (number for number in range(1, stream.number) if stream.since(number)):  # older steps may be gone
-        one = merged(stream, Model, at, since)
-        assert one is not None
-        assert followed(Model, one, layout, held[since]).kept == now.kept
-    newcomer = merged(stream, Model, at, None)
+    kept = [number for number in range(1, stream.number) if stream.since(number)]  # older steps may be gone
+    found = merged(stream, Model, at, [None, *range(1, stream.number)])
+    assert found.keys() == {None, *kept}
+    for since in kept:
+        assert followed(Model, found[since], layout, held[since]).kept == now.kept
+        assert merged(stream, Model, at, [since]) == {since: found[since]}
+    newcomer = found[None]
     origin = unpack(Model, stream.first, layout=layout, base=first.on_grid)
-    assert newcomer is not None
     assert len(stream.first) < len(held[1]) / 10
     assert followed(Model, newcomer, layout, held[1]).kept == now.kept
     assert bytes(pack(origin, layout=layout, coded=False)) == held[1]
@@ -65,8 +66,7 @@ def test_one_frame_for_ten_messages_is_smaller_than_they_are() -> None:
     stream, now, _ = started("s", 1, Model(Dense(weights(0))), coding)
     for number in range(10):
         stream, now, *_ = advanced(stream, Model(Dense(moved(now.message.theta.dense(), number))), coding, shared=True)
-    one = merged(stream, Model, coding, 1)
-    assert one is not None
+    one = merged(stream, Model, coding, [1])[1]
     assert 2 * len(one) < sum(map(len, stream.steps))
 
 

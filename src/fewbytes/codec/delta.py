@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -146,25 +146,19 @@ def advanced(
     return after, new, frame, lossy
 
 
-def merged(stream: DeltaStream, kind: type[Any], coding: Coding, since: int | None) -> bytes | None:
-    """One frame that leads from an earlier message to the last one (`since` None: from the first message); None if
+def merged(
+    stream: DeltaStream, kind: type[Any], coding: Coding, since: Collection[int | None]
+) -> dict[int | None, bytes]:
+    """By earlier message (None: the first), one frame that leads from it to the last message; without those for which
     there is none, or it would be longer than the last message in full."""
-    now = unpack(kind, stream.held, layout=coding.layout, limit=LIMIT)
-    try:
-        if since is None:
-            base, finest = _first_base(stream, kind, coding), stream.finest
-        else:
-            steps = stream.since(since) or []
-            base = _earlier(now, steps, coding)
-            finest = _least(stream.sizes[-len(steps) :])
-        if base is None:
-            return None
+    now, found = unpack(kind, stream.held, layout=coding.layout, limit=LIMIT), dict[int | None, bytes]()
+    for earlier, base, finest in _bases(stream, now, coding, since):
         lossy = Lossy(coding.rate, coding.exact, grid=Grid(stream.unit, finest or stream.unit))
         frame = bytes(pack(now, layout=coding.layout, base=base, lossy=lossy))
         there = unpack(kind, frame, layout=coding.layout, base=base, limit=LIMIT)
-    except FrameError:  # what is not on the grid is not always a difference
-        return None
-    return frame if len(frame) < len(stream.held) and serialised(there, coding.layout) == stream.held else None
+        if len(frame) < len(stream.held) and serialised(there, coding.layout) == stream.held:
+            found[earlier] = frame
+    return found
 
 
 def _least(steps: Iterable[float]) -> float:
@@ -172,34 +166,34 @@ def _least(steps: Iterable[float]) -> float:
     return min((step for step in steps if step), default=0.0)
 
 
-def _first_base(stream: DeltaStream, kind: type[Any], coding: Coding) -> Base | None:
-    """The stream's first message, as its receivers have it."""
-    if not stream.first:
-        return None
-    against = None if coding.first is None else coding.first.on_grid
-    message = unpack(kind, stream.first, layout=coding.layout, base=against, limit=LIMIT)
-    whole = received(message, coding.layout).base
-    return Base(whole.digest, {}, whole.values)
-
-
-def _earlier(now: Any, steps: list[bytes], coding: Coding) -> Base | None:
-    """The values on the grid of the message before these steps: the last message's, less their differences."""
-    if not steps or not coding.coded:
-        return None
-    values: list[State] = [{} for leaf in leaves_of(now) if is_wire_value(leaf.value)]
-    for position, state in _on_grid(now, coding.exact):
-        values[position] = {name: value.clone() for name, value in state.items()}
+def _bases(
+    stream: DeltaStream, now: Any, coding: Coding, since: Collection[int | None]
+) -> Iterator[tuple[int | None, Base, float]]:
+    """The values on the grid of earlier messages, each valid until the next is asked for, and the smallest step since:
+    of the first message, and of others the last message's less the differences since."""
+    if None in since and stream.first:
+        against = None if coding.first is None else coding.first.on_grid
+        message = unpack(type(now), stream.first, layout=coding.layout, base=against, limit=LIMIT)
+        whole = received(message, coding.layout).base
+        yield None, Base(whole.digest, {}, whole.values), stream.finest
+    oldest = min((number for number in since if number is not None), default=stream.number)
     whole = base_of(b"", now)
     zeros = {name: value.new_zeros(value.shape) for name, value in whole.tensors.items()}
     none = [{name: value.new_zeros(value.shape) for name, value in state.items()} for state in whole.values]
-    for step in steps:
+    values: list[State] = [{} for _ in whole.values]
+    for position, state in _on_grid(now, coding.exact):
+        values[position] = {name: value.clone() for name, value in state.items()}
+    for behind, step in enumerate(reversed(stream.since(max(oldest, stream.number - len(stream.steps))) or []), 1):
         digest = Parsed(step).base_hash + bytes(16)
-        difference = unpack(type(now), step, layout=coding.layout, base=Base(digest, zeros, none), limit=LIMIT)
+        try:
+            difference = unpack(type(now), step, layout=coding.layout, base=Base(digest, zeros, none), limit=LIMIT)
+        except FrameError:  # what is not on the grid is not always a difference to zeros
+            return
         for position, state in _on_grid(difference, coding.exact):
-            for name, value in state.items():
-                if name in values[position]:
-                    values[position][name] -= value
-    return Base(Parsed(steps[0]).base_hash + bytes(16), {}, values)
+            for name in state.keys() & values[position].keys():
+                values[position][name] -= state[name]
+        if stream.number - behind in since:
+            yield stream.number - behind, Base(digest, {}, values), _least(stream.sizes[-behind:])
 
 
 def _on_grid(message: Any, exact: Set[str]) -> Iterator[tuple[int, State]]:

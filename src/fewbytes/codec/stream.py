@@ -191,7 +191,8 @@ class Stream:
     def _merge(self, since: int) -> bytes | None:
         """One frame that leads from an earlier version to the last."""
         if since not in self._merged and self._now is not None:
-            self._merged[since] = merged(self._stream, type(self._now), self._coding(self._now), since)
+            made = merged(self._stream, type(self._now), self._coding(self._now), [since])
+            self._merged[since] = made.get(since)
         return self._merged.get(since)
 
     def _message(self) -> bytes:

@@ -72,7 +72,7 @@ class Downlink:
         self.acknowledged: dict[Id, Acknowledged] = {}
         self._firsts = Firsts(problem)
         self._now: dict[str, tuple[Any, Sent]] = {}  # by stream to all clients: the message as they receive it
-        self._merged: dict[tuple[str, int | None], Frame | None] = {}  # by stream and earlier message
+        self._merged: dict[tuple[str, int | None], Frame] = {}  # by stream and earlier message
         self._part = ""  # the subset of the network that receives these
         self._recipients: dict[tuple[str, str], set[Id]] = {}  # of a step's first message, by handler and subset
         self._exact: set[str] = set()  # handlers whose messages cannot be rounded
@@ -112,6 +112,9 @@ class Downlink:
             name = self._name(handler, client)
             if name not in self._now:
                 self._now[name] = self._advance(name, message, client, shared=True)
+        for name in self._now:
+            alike = [client for client in asked if self._name(handler, client) == name]
+            self._merge(name, type(message), alike, {self._since(handler, client, name) for client in alike})
 
     def frames(self, handler: Handler, lazy: LazyMessage, client: Id, own: bool) -> list[MessageFrame]:
         """The frames that bring a message to a client: its `own`, or the message given to `to_all`."""
@@ -126,14 +129,13 @@ class Downlink:
             build = partial(self._own, name, lazy, client, follows)
             return [MessageFrame(position, "next" if follows else "first", build, position)]
         name = self._name(handler, client)
-        stream, (message, sent), behind = self.streams[name], self._now[name], self._behind(handler, client, name)
+        stream, (message, sent), since = self.streams[name], self._now[name], self._since(handler, client, name)
         position = name, stream.number
-        if behind == 1 and stream.steps:
+        if since == stream.number - 1 and stream.steps:
             return [MessageFrame(position, "next", lambda: sent, position)]
-        since = None if behind is None else stream.number - behind
-        if since is not None and (frame := self._merge(stream, type(message), client, since)) is not None:
+        if since is not None and (frame := self._merged.get((name, since))) is not None:
             return [MessageFrame((*position, since), "next", lambda: sent._replace(frame=frame, measured={}), position)]
-        if known and stream.number > 1 and (later := self._merge(stream, type(message), client, None)) is not None:
+        if known and (later := self._merged.get((name, None))) is not None:
             first = Sent(Frame.of(stream.first), Counted(), None, {})
             return [
                 MessageFrame((name, "first"), "origin", lambda: first),
@@ -150,6 +152,11 @@ class Downlink:
         """How many messages of a stream a client is behind; None if it has none of them."""
         on, number = self.acknowledged.get(client, {}).get(handler.name, ("", 0))
         return self.streams[name].number - number if on == name and name in self.streams else None
+
+    def _since(self, handler: Handler, client: Id, name: str) -> int | None:
+        """The number of the last message of a stream that a client has; None if it has none."""
+        behind = self._behind(handler, client, name)
+        return None if behind is None else self.streams[name].number - behind
 
     def _coding(self, client: Id, shared: bool) -> Coding:
         """How a client's messages are sent; `shared`: to others as well, who may hold the first weights."""
@@ -175,13 +182,14 @@ class Downlink:
     def _own(self, name: str, lazy: LazyMessage, client: Id, follows: bool) -> Sent:
         return self._advance(name, lazy.load(), client, shared=False, follows=follows)[1]
 
-    def _merge(self, stream: DeltaStream, kind: type[Any], client: Id, since: int | None) -> Frame | None:
-        """The frame that leads from an earlier message of a stream to its last one, as `merged`."""
-        key = stream.name, since
-        if key not in self._merged:
-            data = merged(stream, kind, self._coding(client, shared=True), since)
-            self._merged[key] = None if data is None else Frame.of(data)
-        return self._merged[key]
+    def _merge(self, name: str, kind: type[Any], clients: Sequence[Id], since: Set[int | None]) -> None:
+        """Make the frames that lead from earlier messages of a stream, and from the first, to its last one."""
+        stream = self.streams[name]
+        kept = {number for number in since if number is None or stream.since(number) is not None}
+        wanted = (kept | {None} if since - kept else kept) - {stream.number - 1, stream.number}
+        if stream.number > 1 and wanted:
+            made = merged(stream, kind, self._coding(clients[0], shared=True), wanted)
+            self._merged |= {(name, earlier): Frame.of(frame) for earlier, frame in made.items()}
 
     def _in_full(self, message: Any, sent: Sent, client: Id) -> Sent:
         coding = self._coding(client, shared=False)
