@@ -72,10 +72,11 @@ class Receiver:
 class Stream:
     """The sender's side: `advance` makes a version of a state, and `message` brings one receiver to it.
 
-    `bits`, `exact`: as in `Encoder`, for differences; the first message is whole and exact. `feedback`: whether what
-    rounding lost is added to the next version. It must be if states are made from what receivers hold, as an average of
-    models that they trained is; a server that takes steps on a model of its own has it in that model already.
-    Receivers are named by anything hashable with a distinct `str`.
+    `bits`, `exact`: as in `Encoder`, for differences. The first message is whole; with `bits`, its values move to a
+    grid, by at most 2^-20 of the largest. `feedback`: whether what rounding lost is added to the next version. It must
+    be if states are made from what receivers hold, as an average of models that they trained is; a server that takes
+    steps on a model of its own has it in that model already. Receivers are named by anything hashable with a distinct
+    `str`.
 
     >>> import torch
     >>> from fewbytes.codec import Decoder, Stream
