@@ -11,8 +11,7 @@ those of the run's ledger, of all clients, up and down.
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,6 +26,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import fewbytes as fb
 from fewbytes.base.state import state_of
 from fewbytes.methods.parts.averaging import GlobalModel, Model, Trained, first_shared
+
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "08_language_model"))
+from language_model.texts import docstrings
 
 PACKAGES = ("numpy", "torch", "transformers")
 LENGTH = 64  # tokens of a sample
@@ -66,19 +68,6 @@ VARIANTS: dict[str, Variant] = {
     "fedavg": (fb.FedAvg, {}, {}),
     "one after another": (Relay, {}, {}),
 }
-
-
-def docstrings(package: str, most: int) -> str:
-    """The first `most` characters of a package's docstrings, file by file; none of its code is run."""
-    found, size = [], 0
-    for path in sorted(Path(importlib.util.find_spec(package).submodule_search_locations[0]).rglob("*.py")):
-        if size >= most:
-            break
-        for node in ast.walk(ast.parse(path.read_text("utf-8", "ignore"))):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
-                found.append(text)
-                size += len(text)
-    return "\n\n".join(found)[:most]
 
 
 def samples(text: str) -> tuple[Tensor, Tensor]:
