@@ -68,7 +68,7 @@ def lost_of(folder, client: int) -> State | None:
     """What rounding the first field of a client's replies has lost by now; None: nothing is kept."""
     version = read_checkpoint(folder).named().get(client)
     data = (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes() if version else b""
-    return next(iter(unpack(Kept, data).lost.values()), None) if data and Parsed(data).header.kind == "Kept" else None
+    return next(iter(unpack(Kept, data).lost.values()), None) if data and Parsed(data).kind == "Kept" else None
 
 
 def equal(one: State, other: State) -> bool:

@@ -144,10 +144,10 @@ def _decoded(path: Path, base: dict[str, Tensor] | None, named: Path | None, lim
         parsed = Parsed(data)
     except FrameError as error:
         raise UserError(f"{path} is damaged, have it sent again: {error}") from None
-    if parsed.header.kind not in KINDS:
+    if parsed.kind not in KINDS:
         raise UserError(f"{path} {_other(parsed)}")
     try:
-        known = None if base is None else KINDS[parsed.header.kind](Dense(base))
+        known = None if base is None else KINDS[parsed.kind](Dense(base))
         return decoded(data, known, limit).values.dense()
     except FrameError as error:
         if error.code not in ("base", "layout"):
@@ -166,9 +166,9 @@ def _other(parsed: Parsed) -> str:
     """Why a message is no encoded state, and what to do with it."""
     from fewbytes.codec.stream import Versions
 
-    if parsed.header.kind == Versions.__name__:
+    if parsed.kind == Versions.__name__:
         return "is a message of a stream: decode it in Python, with fewbytes.codec.Decoder"
-    return f"has a {parsed.header.kind[:80]!r} and no state: fewbytes inspect shows it"
+    return f"has a {parsed.kind[:80]!r} and no state: fewbytes inspect shows it"
 
 
 def _unused(out: Path) -> Path:

@@ -26,7 +26,7 @@ from fewbytes.codec.states import (
 )
 from fewbytes.wire import Lossy, Parsed, pack, pack_state, unpack, unpack_state
 from fewbytes.wire.fields import PER_ITEM
-from fewbytes.wire.frame import MOST_ITEMS
+from fewbytes.wire.header import MOST_ITEMS
 from fewbytes.wire.values import flat_words
 
 FEWEST, MOST = 0.1, 16.0  # bits a value
@@ -84,11 +84,11 @@ def decode(data: bytes, base: AnyState | None = None, limit: int = LIMIT) -> Any
 def decoded(data: bytes, base: Packable | None, limit: int = LIMIT) -> Packable:
     """The payload in a message. Raises FrameError."""
     parsed = Parsed(data, max(MOST_ITEMS, limit // PER_ITEM))
-    if parsed.header.kind not in KINDS:
-        raise FrameError("type", f"the frame holds a {parsed.header.kind[:80]!r}, which is no state")
+    if parsed.kind not in KINDS:
+        raise FrameError("type", f"the frame holds a {parsed.kind[:80]!r}, which is no state")
     layout = None if base is None else layout_of(base)
     known = None if base is None or layout is None else received(base, layout).base
-    return unpack(KINDS[parsed.header.kind], parsed, layout=layout, base=known, limit=limit)
+    return unpack(KINDS[parsed.kind], parsed, layout=layout, base=known, limit=limit)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from fewbytes.base.rate import ALL, Rate
 from fewbytes.base.state import State
 from fewbytes.codec.first import First
 from fewbytes.wire import Base, Dense, Frame, Layout, Lossy, Parsed, base_of, pack, unpack
+from fewbytes.wire.frame import digest_of
 from fewbytes.wire.lossy import DIGITS, GRID_TYPES, Grid, snapped, unit_of
 from fewbytes.wire.schema import leaves_of
 from fewbytes.wire.value import is_wire_value
@@ -78,13 +79,13 @@ def serialised(message: Any, layout: Layout) -> bytes:
 
 def base_from(kind: type[Any], frame: bytes, layout: Layout) -> Base:
     """The base of the next message, from the frame that `serialised` returned."""
-    return base_of(frame[-32:], unpack(kind, frame, layout=layout, limit=LIMIT))
+    return base_of(digest_of(frame), unpack(kind, frame, layout=layout, limit=LIMIT))
 
 
 def received(message: Any, layout: Layout) -> Received:
     """A message that came whole."""
     kept = serialised(message, layout)
-    return Received(message, base_of(kept[-32:], message), kept)
+    return Received(message, base_of(digest_of(kept), message), kept)
 
 
 def followed(kind: type[Any], frame: bytes | memoryview, layout: Layout, before: bytes | None) -> Received:

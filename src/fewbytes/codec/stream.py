@@ -23,7 +23,7 @@ from fewbytes.codec.states import (
 )
 from fewbytes.wire import Parsed, pack, pack_state, payload, unpack, unpack_state
 from fewbytes.wire.fields import PER_ITEM
-from fewbytes.wire.frame import MOST_ITEMS
+from fewbytes.wire.header import MOST_ITEMS
 
 UNLIMITED = 1 << 62  # bytes, of what was made here
 
@@ -233,7 +233,7 @@ class Decoder:
         """The state that a message leads to. Raises DecodeError, of code `base` if the message needs a version not
         held here: have the sender `forget` this receiver, and send again. What is held stays then."""
         parsed = Parsed(data, max(MOST_ITEMS, self._limit // PER_ITEM))
-        kind: type[Versions | Merged] = Merged if parsed.header.kind == Merged.__name__ else Versions
+        kind: type[Versions | Merged] = Merged if parsed.kind == Merged.__name__ else Versions
         update = unpack(kind, parsed, limit=self._limit)
         version, now = self._kept.version, self._now
         if isinstance(update, Versions) and update.whole:

@@ -41,6 +41,7 @@ from fewbytes.wire import (
     unpack,
     unpack_state,
 )
+from fewbytes.wire.frame import digest_of
 
 SCORE, SAVE = ":score", ":save"  # the engine's own handlers, besides the method's
 UP_BITS, UP_ERROR = "uplink bits a value", "uplink rounding error"  # of a rounded reply; squared error / squared norm
@@ -244,7 +245,7 @@ class Runner:
         """As `_state`, of a stored version, with or without rounding."""
         parsed = self.store.parsed(client, version)
         kind: Any = self.state_class
-        if parsed.header.kind != Kept.__name__:
+        if parsed.kind != Kept.__name__:
             return unpack_state(kind, parsed), {}, {}
         kept = unpack_state(Kept, parsed)
         return unpack_state(kind, kept.state) if kept.state else None, kept.lost, kept.heard
@@ -273,7 +274,7 @@ class Runner:
             else:
                 message = unpack(kind, frame, layout=layout, base=first.on_grid if part.kind else first.exact)
                 kept = serialised(message, layout) if part.kind else b""
-                base = base_of(bytes(frame[-32:] if not kept else kept[-32:]), message)
+                base = base_of(digest_of(kept or frame), message)
                 self._messages[part.number] = Received(message, base, kept)
             if part.kind:
                 retained[part.handler] = self._messages[part.number].kept

@@ -88,8 +88,8 @@ class WaitingMessages:
         path = self._path(number)
         try:
             parsed = Parsed(path.read_bytes(), None)
-            if handler.message is None or parsed.header.kind != handler.message.__name__:
-                raise FrameError("type", f"it holds a {parsed.header.kind[:80]!r}")
+            if handler.message is None or parsed.kind != handler.message.__name__:
+                raise FrameError("type", f"it holds a {parsed.kind[:80]!r}")
             return parsed
         except (FrameError, OSError) as error:
             raise UserError(

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fewbytes.base.errors import FrameError
 from fewbytes.engines.frames import FramePlace
 from fewbytes.wire import Frame
+from fewbytes.wire.frame import digest_of
 
 T = TypeVar("T")
 SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which costs the fewest requests
@@ -47,7 +48,7 @@ def sealed(order: bytes, answer: bytes, frame: memoryview | bytes) -> bytes:
 
     They are a digest, not a signature: TLS and the node's key authenticate the sender.
     """
-    return blake3(len(order).to_bytes(8, "little") + order + answer + bytes(frame[-32:])).digest()[:16]
+    return blake3(len(order).to_bytes(8, "little") + order + answer + digest_of(frame)).digest()[:16]
 
 
 def seal_of(content: RecordDict) -> bytes:

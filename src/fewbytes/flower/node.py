@@ -24,7 +24,7 @@ from fewbytes.engines.results import attempt
 from fewbytes.engines.store import ClientStore
 from fewbytes.flower.allowance import Allowance, Allows
 from fewbytes.running.checkpoint import VERSION
-from fewbytes.wire.frame import MAJOR, Parsed
+from fewbytes.wire.frame import FORMAT, Parsed, digest_of
 
 TELL = ("sizes", "labels", "nothing")
 """What a node may report of its client's data before the run; a method's replies may reveal more."""
@@ -72,7 +72,7 @@ def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
     """What a server and a client's node must have in common to understand each other, with readable names."""
     return {
         "fewbytes version": VERSION.rpartition(".")[0],
-        "frame format": str(MAJOR),
+        "frame format": str(FORMAT),
         "method": repr(method),
         "model (names, types and shapes of its entries)": task.problem.layout(client).hash.hex(),
         **({FROZEN: frozen} if (frozen := task.problem.frozen(client)) else {}),
@@ -215,7 +215,7 @@ class Node:
         job = order.job
         asked = (job.handler, job.client, job.round, order.call, job.scored, job.version, job.rate)
         what = (order.agreed, order.coded, *asked)
-        return blake3(msgspec.msgpack.encode(what) + b"".join(bytes(frame[-32:]) for frame in frames)).digest()
+        return blake3(msgspec.msgpack.encode(what) + b"".join(digest_of(frame) for frame in frames)).digest()
 
     def _path(self, client: Id) -> Path:
         return self.store.folder / f"{client}.reply"

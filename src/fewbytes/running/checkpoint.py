@@ -29,7 +29,6 @@ from fewbytes.engines.terms import Named, Origin, UnderWay
 from fewbytes.engines.waiting import Waiting
 from fewbytes.running.growing import Beginning, GrowingFile
 from fewbytes.wire import Parsed, pack_state, unpack_state
-from fewbytes.wire.frame import MAJOR
 
 VERSION = version("fewbytes")
 
@@ -157,10 +156,10 @@ class Checkpoints:
         begin = f"remove {self._folder.parent}, and start again"
         try:
             parsed = Parsed(path.read_bytes(), None)
-            if parsed.version.partition(".")[0] != str(MAJOR):
+            if parsed.version.startswith("1."):
                 raise UserError(
-                    f"the checkpoint {path} was written by another version of fewbytes, {parsed.header.fields[0]}, in "
-                    f"format {parsed.version}, and this one has {MAJOR}: resume with that version, or {begin}"
+                    f"the checkpoint {path} was written by another version of fewbytes, {parsed.fields[0]}, in "
+                    f"format {parsed.version}, which cannot be resumed: resume with that version, or {begin}"
                 )
             found = unpack_state(Checkpoint, parsed)
         except FrameError as error:
@@ -340,7 +339,7 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
         how,
         str(task.problem.seed),
         task.problem.precision,
-        str(MAJOR),
+        "2",  # the format of frames when these parts were laid down: one of 0.9
         repr(objective),
         "" if objective.criterion is None else transform_name(objective.criterion),
         json.dumps(counts),

@@ -13,10 +13,11 @@ import numpy as np
 
 from fewbytes.base.errors import FrameError
 from fewbytes.wire.run_lengths import decode_bits, mask_section
-from fewbytes.wire.sections import SECTION, Array, Buffer, Sink, Source, deflate, get_plane, size_of
-from fewbytes.wire.words import CHANGES, DIFFERENCES, PLANES, RAW
+from fewbytes.wire.sections import SECTION, Array, Buffer, Sink, Source, constant, deflate, get_plane, size_of
+from fewbytes.wire.words import CHANGES, DIFFERENCES, EQUAL, PLANES, RAW
 
 BLOCK = 1 << 16  # elements per block, so that intermediate values stay in the cache
+ARGUMENTS = {RAW: 0, PLANES: 1, DIFFERENCES: 1, CHANGES: 2, EQUAL: 0}  # items of a coding after its number
 SAMPLE = 1 << 12  # elements sampled to decide between coding with and without a base
 
 
@@ -194,16 +195,23 @@ def encode_numbers(
     else:
         noise = arrays[0].dtype.itemsize == 4 and bits > 16  # the two lowest bytes
         mask, planes = _changed(_together(arrays), _together(bases), together=noise)
+        if not planes[0].size:
+            return [EQUAL]
         places, section = mask_section(mask, coded)
         header, sections = [CHANGES, places], [section]
-    packed = [None if noise and plane is planes[0] else deflate(plane) for plane in planes]
-    sections += [plane if data is None else data for plane, data in zip(planes, packed, strict=True)]
+    flags: list[int] = []
+    for i, plane in enumerate(planes):
+        same, data = constant(plane), None
+        if same is None:
+            data = None if noise and i == 0 else deflate(plane)
+            sections.append(plane if data is None else data)
+        flags.append(int(data is not None) if same is None else same)
     if sum(SECTION + size_of(section) for section in sections) > total * arrays[0].dtype.itemsize:
         sink.section(list(arrays))
         return [RAW]
     for section in sections:
         sink.section([section])
-    return [*header, [int(data is not None) for data in packed]]
+    return [*header, flags]
 
 
 def decode_numbers(
@@ -211,8 +219,8 @@ def decode_numbers(
 ) -> Array:
     """Read the output of `encode_numbers`: `total` numbers of an unsigned type, in new memory."""
     match header:
-        case [int(kind), *rest] if type(kind) is int and kind in (RAW, PLANES, DIFFERENCES, CHANGES):
-            if len(rest) != {RAW: 0, PLANES: 1, DIFFERENCES: 1, CHANGES: 2}[kind] or (total == 0 and kind != RAW):
+        case [int(kind), *rest] if type(kind) is int and kind in ARGUMENTS:
+            if len(rest) != ARGUMENTS[kind] or (total == 0 and kind != RAW):
                 raise FrameError("header", "a coding of numbers is malformed")
         case _:
             raise FrameError("coding", "unknown coding of numbers")
@@ -220,6 +228,8 @@ def decode_numbers(
         return np.empty(0, dtype)
     if kind == RAW:
         return get_plane(source, 0, total, dtype).copy()
+    if kind == EQUAL:
+        return np.concatenate(_needed(bases))
     width = np.dtype(dtype).itemsize
     flags = rest[-1]
     together = width == 4 and (kind == PLANES or (kind == CHANGES and isinstance(flags, list) and len(flags) == 3))
@@ -233,14 +243,19 @@ def decode_numbers(
     if kind == PLANES:
         for _, _, here in _blocks([out]):
             _unrotated(_joined(planes, cuts, here, out[here]), floating)
-    elif bases is None:
-        raise FrameError("base", "numbers are coded against a message this receiver does not hold: send in full")
     elif mask is None:
+        bases = _needed(bases)
         for i, part, here in _blocks(bases):
             _undifference(_joined(planes, cuts, here, out[here]), bases[i][part], floating)
     else:
-        _take_changes(out, mask, planes, cuts, _together(bases))
+        _take_changes(out, mask, planes, cuts, _together(_needed(bases)))
     return out
+
+
+def _needed(bases: Sequence[Array] | None) -> Sequence[Array]:
+    if bases is None:
+        raise FrameError("base", "numbers are coded against a message this receiver does not hold: send in full")
+    return bases
 
 
 def _take_changes(

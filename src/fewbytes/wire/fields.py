@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError, MethodError, UserError, with_article
 from fewbytes.base.state import State
-from fewbytes.wire.frame import MOST_ITEMS, NO_HASH, Frame, Parsed
+from fewbytes.wire.frame import Frame, Parsed
+from fewbytes.wire.header import MOST_ITEMS
 from fewbytes.wire.layout import Layout
 from fewbytes.wire.lossy import Lossy
 from fewbytes.wire.schema import UNMARKED, Kind, Leaf, Marks, leaves_of, schema_of, type_text
@@ -140,8 +141,8 @@ def pack(
         )
     writer = FrameWriter(layout, base, coded, lossy)
     fields = _write(schema_of(kind), value, writer, kind.__name__)
-    layout_hash = NO_HASH if layout is None else layout.hash
-    base_hash = NO_HASH if base is None or not coded else base.digest[:16]
+    layout_hash = b"" if layout is None else layout.hash
+    base_hash = b"" if base is None or not coded else base.digest
     return Frame(kind.__name__, fields, writer.sections, layout_hash, base_hash, travels)
 
 
@@ -173,10 +174,10 @@ def unpack(
 
 
 def _unpacked(cls: type[T], parsed: Parsed, reader: FrameReader) -> T:
-    if parsed.header.kind != cls.__name__:
-        raise FrameError("type", f"the frame contains a {parsed.header.kind[:80]!r}, expected a {cls.__name__!r}")
+    if parsed.kind != cls.__name__:
+        raise FrameError("type", f"the frame contains a {parsed.kind[:80]!r}, expected a {cls.__name__!r}")
     try:
-        value: T = _read(schema_of(cls), parsed.header.fields, reader)
+        value: T = _read(schema_of(cls), parsed.fields, reader)
     except RecursionError:
         raise FrameError("header", "the frame's header is nested too deeply") from None
     reader.finished()

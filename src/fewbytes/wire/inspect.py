@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fewbytes.base.errors import FrameError, UserError, cleaned
 from fewbytes.wire import words
-from fewbytes.wire.frame import DIGEST, NO_HASH, PRELUDE, Header, Parsed
+from fewbytes.wire.frame import Parsed
 from fewbytes.wire.schema import Kind, schema_of
 
 NOTHING: Mapping[str, type[Any]] = MappingProxyType({})
@@ -34,38 +34,34 @@ def inspect_frame(path: Path, known: Mapping[str, type[Any]] = NOTHING) -> Rende
         parsed = Parsed(data)
     except FrameError as error:
         raise UserError(f"{path}: {error}") from None
-    header = parsed.header
     facts = Table(show_header=False, box=None)
-    stored = sum(length for length, _ in header.sections)
+    stored, digest = sum(section.nbytes for section in parsed.sections), len(parsed.digest)
     for name, value in {
-        "payload": cleaned(header.kind) + ("" if header.kind in known else ", an unknown class: shown undecoded"),
-        "bytes": f"{len(data):,} = prelude {PRELUDE}, sections {stored:,}, digest {DIGEST}, "
-        f"header and padding {len(data) - PRELUDE - stored - DIGEST:,}",
+        "payload": cleaned(parsed.kind) + ("" if parsed.kind in known else ", an unknown class: shown undecoded"),
+        "bytes": f"{len(data):,} = sections {stored:,}, digest {digest}, header {len(data) - stored - digest:,}",
         "format": parsed.version,
         "digest": parsed.digest.hex(),
-        "layout": "none: the frame contains names and shapes"
-        if parsed.layout_hash == NO_HASH
-        else parsed.layout_hash.hex(),
-        "base": "none" if parsed.base_hash == NO_HASH else f"{parsed.base_hash.hex()} (the message this one answers)",
+        "layout": "none: the frame contains names and shapes" if not parsed.layout_hash else parsed.layout_hash.hex(),
+        "base": f"{parsed.base_hash.hex()} (the message this one answers)" if parsed.base_hash else "none",
     }.items():
         facts.add_row(Text(name, "bold"), value)
     fields = Table("field", "content", title="fields", title_justify="left", box=None)
     before = ""
-    for name, line in _lines(header, known.get(header.kind)):
+    for name, line in _lines(parsed.fields, known.get(parsed.kind)):
         fields.add_row("" if name == before else name, cleaned(line))
         before = name
-    sections = Table("section", "bytes", "CRC32C", title="sections", title_justify="left", box=None)
-    for number, (length, checksum) in enumerate(header.sections):
-        sections.add_row(str(number), f"{length:,}", f"{checksum:08x}")
+    sections = Table("section", "bytes", title="sections", title_justify="left", box=None)
+    for number, section in enumerate(parsed.sections):
+        sections.add_row(str(number), f"{section.nbytes:,}")
     return Group(facts, "", fields, "", sections)
 
 
-def _lines(header: Header, kind: type[Any] | None) -> Iterator[tuple[str, str]]:
+def _lines(header: list[Any], kind: type[Any] | None) -> Iterator[tuple[str, str]]:
     """Paths of values in a payload of a class (None: unknown), each with a line of description."""
     kinds = [] if kind is None else [(field.name, field.kind) for field in schema_of(kind).fields]
-    if len(kinds) != len(header.fields):
-        kinds = [(str(number), Kind("plain", object)) for number in range(len(header.fields))]
-    for (name, part), item in zip(kinds, header.fields, strict=True):
+    if len(kinds) != len(header):
+        kinds = [(str(number), Kind("plain", object)) for number in range(len(header))]
+    for (name, part), item in zip(kinds, header, strict=True):
         try:
             yield from list(_described(part, item, name))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, RecursionError):

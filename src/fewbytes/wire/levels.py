@@ -27,8 +27,10 @@ FAINT = 2.0**-7  # mean magnitude treated as zero
 LEAST, GREATEST = -14, 32  # range of a tensor's own number: half octaves from FAINT to MOST
 APART = 20  # maximum deviation of an axis from its tensor, in half octaves
 FINE = 16  # magnitudes below have a symbol each; above, eight per octave
-TOTAL = (1 << 12) - 1  # maximum frequency in a table
+OCTAVE = 21  # frequencies in a table are powers of 2^(1 / OCTAVE), so that a byte each spans twelve octaves
 SYMBOLS = FINE + 8 * 12
+_FREQUENCIES = np.array([0, *(round(2.0 ** (12 + (n - 255) / OCTAVE)) for n in range(1, 256))], np.uint16)
+"""Frequencies by the bytes of a table."""
 _LOW_BITS = [max(0, (s - 8) >> 3) for s in range(SYMBOLS)]
 _SPARE = np.array(_LOW_BITS, np.uint8)  # number of lowest bits not in the symbol
 _LOWEST = np.array([s if s < FINE else 8 + (s & 7) << bits for s, bits in enumerate(_LOW_BITS)], np.uint16)
@@ -52,7 +54,8 @@ def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: S
     classes -= low
     most = max(2, int(symbols.max(initial=0)) + 1)  # the coder's minimum
     counts = _counts(classes, symbols, high - low + 1, most)
-    tables = _tables(counts)
+    stored = _tables(counts)
+    tables = _FREQUENCIES[stored]
     coder = constriction.stream.stack.AnsCoder()
     models = [_model(table) for table in tables]
     for start in reversed(range(0, symbols.size, BLOCK)):  # a stack: the last symbol coded is the first decoded
@@ -64,7 +67,7 @@ def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: S
     flat = np.concatenate([np.zeros(0, np.int8), *numbers])
     headers = [
         coding.encode_numbers(sink, [flat.view(np.uint8)], None, False, True),
-        coding.encode_numbers(sink, [tables.reshape(-1)], None, False, True),
+        coding.encode_numbers(sink, [stored.reshape(-1)], None, False, True),
     ]
     sink.section([coder.get_compressed().astype("<u4")])
     sink.section([np.packbits(negative, bitorder="little")])
@@ -72,9 +75,11 @@ def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: S
     return [low, high, most, *headers]
 
 
-def decode_levels(source: Source, header: Any, folds: Sequence[Shape], kept: Kept) -> tuple[Array, Array]:
+def decode_levels(
+    source: Source, header: Any, folds: Sequence[Shape], kept: Kept, early: bool = False
+) -> tuple[Array, Array]:
     """Read the output of `encode_levels`: all magnitudes, one tensor after another, uint16, and which of the non-zero
-    ones are negative. Raises FrameError for anything else."""
+    ones are negative. `early`: tables of format 2, of frequencies. Raises FrameError for anything else."""
     match header:
         case [int(low), int(high), int(most), numbers_header, tables_header] if (
             -100 <= low <= high <= 100 and 2 <= most <= SYMBOLS
@@ -91,7 +96,9 @@ def decode_levels(source: Source, header: Any, folds: Sequence[Shape], kept: Kep
     np.clip(classes, low, high, out=classes)
     classes -= low
     count = high - low + 1
-    tables = coding.decode_numbers(source, tables_header, count * most, np.uint16, None, False).reshape(count, most)
+    kind = np.uint16 if early else np.uint8
+    stored = coding.decode_numbers(source, tables_header, count * most, kind, None, False).reshape(count, most)
+    tables = stored if early else _FREQUENCIES[stored]
     data = source.section()
     if data.nbytes % 4:
         raise FrameError("length", "coded levels are not whole words")
@@ -256,10 +263,11 @@ def _counts(classes: Array, symbols: Array, count: int, most: int) -> Array:
 
 
 def _tables(counts: Array) -> Array:
-    """The frequencies that travel: integers up to TOTAL in each class, none of them 0 for a symbol that occurs."""
+    """What travels of each class: by symbol 0 for one that does not occur, or the number of its frequency."""
     greatest = np.maximum(counts.max(1, keepdims=True), 1)
-    tables: Array = -(-counts * TOTAL // greatest)
-    return tables.astype(np.uint16)
+    octaves = np.log2(np.maximum(counts, 1) / greatest)
+    tables: Array = np.where(counts > 0, np.clip(np.rint(255 + OCTAVE * octaves), 1, 255), 0)
+    return tables.astype(np.uint8)
 
 
 def _model(table: Array) -> Any:

@@ -245,9 +245,10 @@ def _best_step(wanted: Sequence[Array], places: Sequence[Place], rate: Rate, ene
 
 
 def rounded_values(
-    source: Source, header: Any, places: Sequence[Place], bases: Sequence[Tensor | None]
+    source: Source, header: Any, places: Sequence[Place], bases: Sequence[Tensor | None], early: bool = False
 ) -> list[Tensor | None]:
-    """Read the output of `round_values`: flat tensors, None for unrounded ones. Raises FrameError."""
+    """Read the output of `round_values`: flat tensors, None for unrounded ones. `early`: as in `decode_levels`. Raises
+    FrameError."""
     match header:
         case [bytes(ways), float(step), list(points), inner] if len(ways) == len(places):
             pass
@@ -262,7 +263,8 @@ def rounded_values(
     here = [place for place, way in zip(places, ways, strict=True) if way]
     if max(ways, default=0) > ON_GRID or not all(DTYPES[place.entry.dtype].is_floating_point for place in here):
         raise FrameError("type", "rounded values are not floating-point numbers")
-    magnitudes, negative = decode_levels(source, inner, [fold(p.entry.shape) for p in here], [p.kept for p in here])
+    folds, kept = [fold(place.entry.shape) for place in here], [place.kept for place in here]
+    magnitudes, negative = decode_levels(source, inner, folds, kept, early)
     parts = iter(torch.from_numpy(_rounded(magnitudes, negative, step, points)).split([p.size for p in here]))
     out: list[Tensor | None] = []
     for place, way, base in zip(places, ways, bases, strict=True):

@@ -13,11 +13,12 @@ import zstandard
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import FrameError
+from fewbytes.wire.words import CONSTANT
 
 Array = NDArray[Any]
 Buffer = Array | bytes | memoryview
 GAIN = 0.98  # a plane is compressed only to at most this fraction
-SECTION = 24  # maximum overhead in bytes of a section: length, checksum, flag, padding
+SECTION = 8  # overhead in bytes of a section, about: length, flag, padding of a long one
 _FREQUENCIES = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, target_length=0, write_checksum=False
 )
@@ -66,6 +67,13 @@ def deflate(plane: Array) -> bytes | None:
     return packed if len(packed) <= GAIN * data.nbytes else None
 
 
+def constant(plane: Array) -> int | None:
+    """The flag of a plane of bytes that are all the same; None for another plane."""
+    if plane.dtype != np.uint8 or not plane.size or plane[0] != plane[-1] or (plane != plane[0]).any():
+        return None
+    return CONSTANT + int(plane[0])
+
+
 def inflate(data: memoryview, size: int) -> bytes:
     """Undo `deflate`. Raises FrameError unless the data have exactly `size` bytes; allocates no more than that."""
     try:
@@ -77,11 +85,15 @@ def inflate(data: memoryview, size: int) -> bytes:
 
 
 def get_plane(source: Source, flag: Any, size: int, dtype: Any) -> Array:
-    """A plane of `size` elements: a view of the section if it was stored raw."""
+    """A plane of `size` elements: a view of the section if it was stored raw; without a section if it is constant."""
+    if type(flag) is not int or not 0 <= flag < CONSTANT + 256 or (flag and not size):
+        raise FrameError("header", "a section's flag is malformed")
+    if flag >= CONSTANT:
+        if np.dtype(dtype).itemsize > 1:
+            raise FrameError("header", "a section's flag is malformed")
+        return np.full(size, flag - CONSTANT, dtype)
     section = source.section()
     nbytes = size * np.dtype(dtype).itemsize
-    if type(flag) is not int or flag not in (0, 1) or (flag and not nbytes):
-        raise FrameError("header", "a section's flag is malformed")
     if flag:
         return np.frombuffer(inflate(section, nbytes), dtype)
     if section.nbytes != nbytes:

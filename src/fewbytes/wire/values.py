@@ -15,12 +15,12 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.ranges import EXACT, FRESH
 from fewbytes.base.state import State
-from fewbytes.wire import coding, run_lengths
-from fewbytes.wire.frame import NO_HASH, Parsed
+from fewbytes.wire import coding, run_lengths, words
+from fewbytes.wire.frame import Parsed
 from fewbytes.wire.layout import DTYPES, Entry, Layout, Place, entry_of
 from fewbytes.wire.lossy import GRID_TYPES, Lossy, round_finely, round_on_grid, round_values, rounded_values
 from fewbytes.wire.sections import Array, Buffer
-from fewbytes.wire.words import CHANGES, ON_GRID, ROUNDED
+from fewbytes.wire.words import CHANGES, ON_GRID, ROUNDED, ROUNDED_BEFORE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +149,9 @@ class FrameWriter:
             known = [_base_values(base, place) for place in left]
             fine = round_finely(self, exact, left, known, self.lossy, self.path)
             left, exact = _unrounded(left, exact, fine)
-            header = None if fine is None else [ROUNDED, *fine, self._exactly(exact, left, base)]
+            header = None if fine is None else _rounded(fine, self._exactly(exact, left, base))
         header = self._exactly(exact, left, base) if header is None else header
-        return header if rounded is None else [ROUNDED, *rounded, header]
+        return header if rounded is None else _rounded(rounded, header)
 
     def _exactly(self, tensors: Sequence[Tensor], places: Sequence[Place], base: Base | None) -> Any:
         return self.numbers(tensors, [_base_words(base, place) for place in places])
@@ -182,14 +182,14 @@ class FrameReader:
     """
 
     def __init__(self, parsed: Parsed, layout: Layout | None, base: Base | None, limit: int) -> None:
-        if parsed.layout_hash != NO_HASH and (layout is None or layout.hash != parsed.layout_hash):
+        if parsed.layout_hash and (layout is None or not layout.hash.startswith(parsed.layout_hash)):
             raise FrameError(
                 "layout", "the sender's model differs from this receiver's (names, types or shapes of its entries)"
             )
-        if parsed.base_hash != NO_HASH and (base is None or base.digest[:16] != parsed.base_hash):
+        if parsed.base_hash and (base is None or not base.digest.startswith(parsed.base_hash)):
             raise FrameError("base", "the reply is coded against a message this receiver does not hold: send in full")
-        self.layout = layout if parsed.layout_hash != NO_HASH else None
-        self.base = base if parsed.base_hash != NO_HASH else None
+        self.layout = layout if parsed.layout_hash else None
+        self.base = base if parsed.base_hash else None
         self.position = -1
         """The current value's position among the payload's wire values."""
         self.own = False
@@ -269,12 +269,18 @@ class FrameReader:
     def values(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> list[Tensor]:
         """Read the output of `FrameWriter.values`: a flat tensor for each place."""
         match header:
-            case [int(kind), bytes(ways), *rest] if kind == ROUNDED and len(rest) == 4 and len(ways) == len(places):
+            case [int(kind), bytes(stored), *rest] if kind in (ROUNDED, ROUNDED_BEFORE) and len(rest) == 4:
+                early = kind == ROUNDED_BEFORE
+                ways = stored if early else _ways(stored, len(places))
+                if len(ways) != len(places):
+                    raise FrameError("header", "rounded values do not fit their tensors")
+                if not early:
+                    rest[0] = _step(rest[0])
                 self.spend(
                     max(4, dtype.itemsize) * sum(place.size for place, way in zip(places, ways, strict=True) if way)
                 )
                 bases = [self._known(place, way) for place, way in zip(places, ways, strict=True)]
-                rounded = rounded_values(self, [ways, *rest[:3]], places, bases)
+                rounded = rounded_values(self, [ways, *rest[:3]], places, bases, early)
                 left = [place for place, value in zip(places, rounded, strict=True) if value is None]
                 exact = iter(self.values(rest[3], dtype, left))
                 return [next(exact) if value is None else value for value in rounded]
@@ -318,6 +324,25 @@ def _unrounded(
         return places, tensors
     left = [i for i, way in enumerate(rounded[0]) if not way]
     return [places[i] for i in left], [tensors[i] for i in left]
+
+
+def _rounded(header: list[Any], others: Any) -> list[Any]:
+    """The item for rounded values, given the output of `round_values` and the item for those that are not rounded."""
+    ways, step, points, levels = header
+    return [ROUNDED, words.packed_ways(ways), words.bits_of_step(step), points, levels, others]
+
+
+def _ways(stored: bytes, count: int) -> bytes:
+    ways = words.unpacked_ways(stored)
+    if len(stored) != (count + 3) // 4 or any(ways[count:]):
+        raise FrameError("header", "rounded values do not fit their tensors")
+    return ways[:count]
+
+
+def _step(bits: Any) -> float:
+    if type(bits) is not int or not 0 <= bits < 1 << 32:
+        raise FrameError("header", "rounded values are malformed")
+    return words.step_of(bits)
 
 
 def _by_type(entries: Sequence[Entry]) -> dict[str, list[Entry]]:

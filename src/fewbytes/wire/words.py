@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-RAW, PLANES, DIFFERENCES, ROUNDED, CHANGES = 0, 1, 2, 3, 4
-"""Codings of numbers (`fewbytes.wire.coding`; ROUNDED: some of them are rounded, `fewbytes.wire.lossy`)."""
+import numpy as np
+
+RAW, PLANES, DIFFERENCES, ROUNDED_BEFORE, CHANGES, EQUAL, ROUNDED = 0, 1, 2, 3, 4, 5, 6
+"""Codings of numbers (`fewbytes.wire.coding`; ROUNDED: some of them are rounded, `fewbytes.wire.lossy`). Only read:
+DIFFERENCES, of format 1, and ROUNDED_BEFORE."""
 UNROUNDED, ITSELF, DIFFERENCE, ON_GRID = 0, 1, 2, 3
 """How a tensor among rounded numbers travels: unchanged, rounded, as a rounded difference, or as one on a grid."""
 CODINGS = {
-    RAW: "raw", PLANES: "planes", DIFFERENCES: "difference to the base", CHANGES: "changes from the base"
+    RAW: "raw", PLANES: "planes", DIFFERENCES: "difference to the base", CHANGES: "changes from the base",
+    EQUAL: "equal to the base",
 }  # fmt: skip
+CONSTANT = 2
+"""A plane's flag from which on all its bytes are the flag less this."""
 SHOWN = 40  # maximum number of entries listed
 
 
@@ -51,11 +58,40 @@ def places(header: Any) -> str:
 def numbers(header: Any) -> str:
     """A coding of numbers."""
     kind, *rest = header
-    if kind == ROUNDED:
+    if kind in (ROUNDED, ROUNDED_BEFORE):
         ways, step, _, _, exact = rest
-        parts = [f"{len(ways) - ways.count(UNROUNDED)} of {len(ways)} tensors in steps of {step:.3g}"]
-        parts += [f"{ways.count(DIFFERENCE)} as differences to the base"] if DIFFERENCE in ways else []
-        return f"rounded: {', '.join(parts)}" + (f"; the others: {numbers(exact)}" if UNROUNDED in ways else "")
+        if kind == ROUNDED:
+            ways, step = unpacked_ways(ways), step_of(step)
+        rounded, different = sum(way != UNROUNDED for way in ways), sum(way > ITSELF for way in ways)
+        parts = [f"{rounded} tensors in steps of {step:.3g}"]
+        parts += [f"{different} as differences to the base"] if different else []
+        return f"rounded: {', '.join(parts)}" + ("" if exact == [RAW] else f"; the others: {numbers(exact)}")
     how = CODINGS[kind] + (f", a {mask(rest[0])}" if len(rest) == 2 else "")
     flags = rest[-1] if rest else []
-    return how + (f" ({', '.join('zstandard' if flag else 'raw' for flag in flags)}; lowest first)" if rest else "")
+    return how + (f" ({', '.join(plane(flag) for flag in flags)}; lowest first)" if rest else "")
+
+
+def plane(flag: int) -> str:
+    """How a plane of numbers is stored."""
+    return ("raw", "zstandard")[flag] if flag < CONSTANT else "constant"
+
+
+def packed_ways(ways: Sequence[int]) -> bytes:
+    """How tensors travel, two bits each, the lowest first."""
+    padded = np.array([*ways, *[0] * (-len(ways) % 4)], np.uint8).reshape(-1, 4)
+    return bytes((padded << np.array([0, 2, 4, 6], np.uint8)).sum(1, dtype=np.uint8))
+
+
+def unpacked_ways(data: bytes) -> bytes:
+    """Undo `packed_ways`, with up to three zeros more."""
+    return bytes((np.frombuffer(data, np.uint8)[:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1))
+
+
+def bits_of_step(step: float) -> int:
+    """A step, a float32 number, as the integer of the same bits."""
+    return int(np.float32(step).view(np.uint32))
+
+
+def step_of(bits: int) -> float:
+    """Undo `bits_of_step`."""
+    return float(np.uint32(bits).view(np.float32))
