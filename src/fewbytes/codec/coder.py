@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.rate import Rate
-from fewbytes.codec.delta import received
+from fewbytes.codec.delta import base_for, received
 from fewbytes.codec.states import (
     KINDS,
     AnyState,
@@ -87,7 +87,7 @@ def decoded(data: bytes, base: Packable | None, limit: int = LIMIT) -> Packable:
     if parsed.kind not in KINDS:
         raise FrameError("type", f"the frame holds a {parsed.kind[:80]!r}, which is no state")
     layout = None if base is None else layout_of(base)
-    known = None if base is None or layout is None else received(base, layout).base
+    known = None if base is None or layout is None else base_for(parsed, base, layout)
     return unpack(KINDS[parsed.kind], parsed, layout=layout, base=known, limit=limit)
 
 

@@ -13,7 +13,7 @@ from fewbytes.base.ranges import EXACT, FRESH
 from fewbytes.base.rate import ALL, Rate
 from fewbytes.base.state import State
 from fewbytes.codec.first import First
-from fewbytes.wire import Base, Dense, Frame, Layout, Lossy, Parsed, base_of, pack, unpack
+from fewbytes.wire import Base, Dense, Frame, Layout, Lossy, Parsed, base_of, older, pack, unpack
 from fewbytes.wire.frame import digest_of
 from fewbytes.wire.lossy import DIGITS, GRID_TYPES, Grid, snapped, unit_of
 from fewbytes.wire.schema import leaves_of
@@ -86,6 +86,14 @@ def received(message: Any, layout: Layout) -> Received:
     """A message that came whole."""
     kept = serialised(message, layout)
     return Received(message, base_of(digest_of(kept), message), kept)
+
+
+def base_for(frame: Parsed, message: Any, layout: Layout) -> Base:
+    """A message that came whole, as the base of a frame: it is named by the digest of its own format."""
+    kept = serialised(message, layout)
+    if frame.version.startswith("2."):
+        kept = older.written(Parsed(kept), layout.hash)
+    return base_of(digest_of(kept), message)
 
 
 def followed(kind: type[Any], frame: bytes | memoryview, layout: Layout, before: bytes | None) -> Received:

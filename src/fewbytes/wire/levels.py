@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal, localcontext
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from fewbytes.base.errors import FrameError
 from fewbytes.wire import coding
-from fewbytes.wire.sections import Array, Sink, Source
+from fewbytes.wire.sections import Array, Sink, Source, deflate
 
 MOST = (1 << 16) - 1  # maximum magnitude of a level
 BLOCK = 1 << 18  # levels per coding block, sorted by class
@@ -34,6 +36,17 @@ _FREQUENCIES = np.array([0, *(round(2.0 ** (12 + (n - 255) / OCTAVE)) for n in r
 _LOW_BITS = [max(0, (s - 8) >> 3) for s in range(SYMBOLS)]
 _SPARE = np.array(_LOW_BITS, np.uint8)  # number of lowest bits not in the symbol
 _LOWEST = np.array([s if s < FINE else 8 + (s & 7) << bits for s, bits in enumerate(_LOW_BITS)], np.uint16)
+
+EDGE, UPWARD = Decimal("0.65"), Decimal("0.4")  # values reach a magnitude of 1 at EDGE, of n above at n - UPWARD
+USUAL_FROM = -14
+# fmt: off
+_SIXTYFOURTHS = (
+    -245, -201, -186, -173, -162, -151, -139, -126, -112, -96, -79, -59, -38, -14, 13, 40,
+    70, 100, 131, 162, 193, 225, 257,
+)
+# fmt: on
+"""By class from USUAL_FROM, in 64ths of an octave: the scale of the distribution whose rounded values have the mean
+magnitude 2^(class / 2) less FAINT. Above, it grows by half an octave a class."""
 
 Shape = tuple[int, int, int]
 Kept = Sequence[Array | None]
@@ -54,8 +67,9 @@ def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: S
     classes -= low
     most = max(2, int(symbols.max(initial=0)) + 1)  # the coder's minimum
     counts = _counts(classes, symbols, high - low + 1, most)
-    stored = _tables(counts)
-    tables = _FREQUENCIES[stored]
+    stored, usual = _tables(counts), usual_tables(low, high, most)
+    travel = _bytes(counts, usual) > _bytes(counts, _FREQUENCIES[stored]) + _size(stored)
+    tables = _FREQUENCIES[stored] if travel else usual
     coder = constriction.stream.stack.AnsCoder()
     models = [_model(table) for table in tables]
     for start in reversed(range(0, symbols.size, BLOCK)):  # a stack: the last symbol coded is the first decoded
@@ -67,7 +81,7 @@ def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: S
     flat = np.concatenate([np.zeros(0, np.int8), *numbers])
     headers = [
         coding.encode_numbers(sink, [flat.view(np.uint8)], None, False, True),
-        coding.encode_numbers(sink, [stored.reshape(-1)], None, False, True),
+        coding.encode_numbers(sink, [stored.reshape(-1)], None, False, True) if travel else None,
     ]
     sink.section([coder.get_compressed().astype("<u4")])
     sink.section([np.packbits(negative, bitorder="little")])
@@ -96,9 +110,12 @@ def decode_levels(
     np.clip(classes, low, high, out=classes)
     classes -= low
     count = high - low + 1
-    kind = np.uint16 if early else np.uint8
-    stored = coding.decode_numbers(source, tables_header, count * most, kind, None, False).reshape(count, most)
-    tables = stored if early else _FREQUENCIES[stored]
+    if tables_header is None and not early:
+        tables = usual_tables(low, high, most)
+    else:
+        kind = np.uint16 if early else np.uint8
+        stored = coding.decode_numbers(source, tables_header, count * most, kind, None, False).reshape(count, most)
+        tables = stored if early else _FREQUENCIES[stored]
     data = source.section()
     if data.nbytes % 4:
         raise FrameError("length", "coded levels are not whole words")
@@ -268,6 +285,37 @@ def _tables(counts: Array) -> Array:
     octaves = np.log2(np.maximum(counts, 1) / greatest)
     tables: Array = np.where(counts > 0, np.clip(np.rint(255 + OCTAVE * octaves), 1, 255), 0)
     return tables.astype(np.uint8)
+
+
+def usual_tables(low: int, high: int, most: int) -> Array:
+    """Tables of the classes from `low` to `high` for `most` symbols where none travel, (classes, symbols)."""
+    return np.array([usual_table(n)[:most] for n in range(low, high + 1)], np.uint16)
+
+
+@cache
+def usual_table(number: int) -> tuple[int, ...]:
+    """Frequencies of all symbols in a class: those of rounded values with a Laplace distribution, whose mean magnitude
+    is what the class says. Computed in decimal numbers, which are the same on every machine."""
+    first, last = USUAL_FROM, USUAL_FROM + len(_SIXTYFOURTHS) - 1
+    octaves = _SIXTYFOURTHS[min(max(number, first), last) - first] + 32 * max(0, number - last)
+    with localcontext(prec=28):
+        scale = Decimal(2) ** (Decimal(octaves) / 64)
+        beyond = [Decimal(1), (-EDGE / scale).exp()]  # the share of values that reach a magnitude, by symbol
+        beyond += [(-(int(n) - UPWARD) / scale).exp() for n in [*_LOWEST[2:].astype(int), MOST + 1]]
+        shares = [here - after for here, after in pairwise(beyond)]
+        return tuple(max(1, round(4096 * share / max(shares))) for share in shares)
+
+
+def _bytes(counts: Array, tables: Array) -> float:
+    """Bytes of symbols with these frequencies (classes, symbols) under tables."""
+    shares = np.maximum(tables, 0.5) / tables.sum(1, keepdims=True, dtype=np.float64).clip(min=1)
+    return float(-(counts * np.log2(shares)).sum() / 8)
+
+
+def _size(tables: Array) -> int:
+    """Bytes that tables take in a message."""
+    squeezed = deflate(tables.reshape(-1))
+    return tables.nbytes if squeezed is None else len(squeezed)
 
 
 def _model(table: Array) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from blake3 import blake3
@@ -77,3 +77,24 @@ def _sections(body: memoryview, table: list[tuple[int, int]]) -> list[memoryview
     if start != body.nbytes:
         raise FrameError("length", "bytes are left over after the last section")
     return sections
+
+
+class Contents(Protocol):
+    """What a parsed frame contains."""
+
+    kind: str
+    fields: list[Any]
+    sections: list[memoryview]
+
+
+def written(parts: Contents, layout_hash: bytes) -> bytes:
+    """The frame of format 2 with the contents of an uncoded frame, whose digest such frames name as their base."""
+    body, table = b"", []
+    for section in parts.sections:
+        body += bytes(section) + bytes(-section.nbytes % ALIGN)
+        table.append((section.nbytes, crc32c(section)))
+    header = msgspec.msgpack.encode(Header(parts.kind, parts.fields, table))
+    hashes = (layout_hash, _NO_HASH)
+    fixed = _FIXED.pack(MAGIC, NEWEST, 0, 0, len(header), crc32c(header), len(body), *hashes, 0)
+    front = fixed + struct.pack("<I", crc32c(fixed)) + header + bytes(-len(header) % ALIGN)
+    return front + body + blake3(front + body).digest()
