@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from assembling import take_apart
 from payloads import Album, Choice, Directions, Few, Parcel, Rounded
-from test_wire import same, take_apart, tensor
+from test_wire import same, tensor
 from torch import Tensor
 
 from fewbytes.base.rate import Rate
@@ -38,11 +39,11 @@ from fewbytes.wire import (
     payload,
     unpack,
 )
-from fewbytes.wire.frame import MAJOR
+from fewbytes.wire.frame import FORMAT, digest_of
 from fewbytes.wire.layout import DTYPES
 
 FOLDER = Path(__file__).parents[1] / "frames"
-VERSIONS = (1, MAJOR)
+VERSIONS = (1, 2, FORMAT)
 """Of the format: all that are read, the last of them written."""
 
 
@@ -257,7 +258,7 @@ NAMES = list(examples())
 FRAMES = [(int(path.parent.name), path.stem) for path in sorted(FOLDER.glob("*/*.frame"))]
 
 
-def stored(name: str, version: int = MAJOR) -> bytes:
+def stored(name: str, version: int = FORMAT) -> bytes:
     return (FOLDER / str(version) / f"{name}.frame").read_bytes()
 
 
@@ -267,7 +268,7 @@ def test_every_example_has_its_frame_and_every_frame_its_example() -> None:
         files = list((FOLDER / str(version)).iterdir())
         assert all(path.suffix == ".frame" and path.stat().st_size < 8192 for path in files)
         assert {path.stem for path in files} <= set(NAMES)
-    assert sorted(name for version, name in FRAMES if version == MAJOR) == sorted(NAMES)
+    assert sorted(name for version, name in FRAMES if version == FORMAT) == sorted(NAMES)
 
 
 @pytest.mark.parametrize(("version", "name"), FRAMES)
@@ -275,10 +276,10 @@ def test_stored_frames_still_hold_their_values(version: int, name: str) -> None:
     example = examples()[name]
     base = example.base
     if name == "model-reply" and base is not None:  # which answers the message in the file beside it
-        base = Base(stored("model", version)[-32:], base.tensors)
+        base = Base(digest_of(stored("model", version)), base.tensors)
     value = unpack(type(example.value), stored(name, version), layout=example.layout, base=base)
     assert same(value, example.value)
-    assert stored(name, version)[4] == version
+    assert take_apart(stored(name, version))[3]["major"] == version
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -297,11 +298,10 @@ def test_the_frames_show_every_coding() -> None:
     for version, name in FRAMES:
         kind, fields, _, _ = take_apart(stored(name, version))
         groups = fields[0][1] if kind == "Model" else [fields[1][2]] if kind == "Update" else []
-        numbers |= {
-            (coding[0], flag)
-            for coding in groups
-            for flag in [None, *(coding[2:] if coding[0] == 4 else coding[1:] or [[]])[0]]
-        }
+        for coding in groups:
+            at = {1: 1, 2: 1, 4: 2}.get(coding[0])
+            flags = list(coding[1]) if coding[0] == 3 else [] if at is None else [min(flag, 2) for flag in coding[at]]
+            numbers |= {(version > 2, coding[0], flag) for flag in [None, *flags]}
         numbers |= {(4, "mask", coding[1][0]) for coding in groups if coding[0] == 4}
         masks |= {tuple(fields[1][1][:2])} if kind == "Update" else set()
     assert [len(take_apart(stored(f"few{n}"))[1][0][2]) for n in ("", "-coded", "-most", "-even")] == [4, 3, 3, 4]
@@ -311,16 +311,18 @@ def test_the_frames_show_every_coding() -> None:
         None,
         [0],
     ]
-    plain = {(0, None), (1, None), (1, 0), (1, 1), (2, None), (2, 0), (2, 1)}
-    changes = {(4, None), (4, 0), (4, 1), (4, "mask", 0), (4, "mask", 2)}
-    assert numbers == plain | changes | {(3, None), (3, 0), (3, 1), (3, 2)}
+    either = (False, True)
+    plain = {(new, 0, None) for new in either} | {(new, 1, flag) for new in either for flag in (None, 0, 1)}
+    before = {(False, 2, flag) for flag in (None, 0, 1)} | {(False, 3, way) for way in (None, 0, 1, 2)}
+    changes = {(new, 4, flag) for new in either for flag in (None, 0, 1)} | {(4, "mask", 0), (4, "mask", 2)}
+    assert numbers == plain | before | changes | {(True, 1, 2), (True, 4, 2), (True, 6, None)}
     assert masks == {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)}
 
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(__doc__)
-    folder = FOLDER / str(MAJOR)
+    folder = FOLDER / str(FORMAT)
     folder.mkdir(exist_ok=True)
     for path in folder.glob("*.frame"):
         path.unlink()

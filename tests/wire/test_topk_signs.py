@@ -195,7 +195,7 @@ def test_packages_come_back() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"which": torch.tensor([3, 0], dtype=torch.uint8)}, {"which": torch.tensor([0], dtype=torch.uint8)},
+        {"which": torch.tensor([3, 0], dtype=torch.uint8)}, {"which": torch.tensor([0, 1, 0], dtype=torch.uint8)},
         {"patterns": torch.zeros(0, dtype=torch.int64)}, {"patterns": torch.zeros(257, dtype=torch.int64)},
         {"whole": TopK.of({"c": torch.ones(2, 3, 3, 3)}, {"c": torch.tensor([1])})},
         {"single": TopK.of({"c": torch.ones(2, 3, 3, 3)}, {"c": torch.tensor([1])}, depth=2)},

@@ -88,7 +88,7 @@ class FrameError(FewbytesError):
     ...     fb.unpack(fb.Dense, b"no frame")
     ... except fb.FrameError as error:
     ...     print(error.code)
-    truncated
+    magic
     """
 
     def __init__(self, code: str, text: str) -> None:

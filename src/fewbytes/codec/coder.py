@@ -76,7 +76,7 @@ def decode(data: bytes, base: AnyState | None = None, limit: int = LIMIT) -> Any
     ...     decode(b"something else")
     ... except DecodeError as error:
     ...     print(error.code)
-    truncated
+    magic
     """
     return unpackable(decoded(data, None if base is None else packable(base), limit))
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fewbytes.base.errors import FrameError
 from fewbytes.wire.run_lengths import decode_bits, mask_section
-from fewbytes.wire.sections import SECTION, Array, Buffer, Sink, Source, constant, deflate, get_plane, size_of
+from fewbytes.wire.sections import Array, Buffer, Sink, Source, constant, deflate, get_plane, section_cost, size_of
 from fewbytes.wire.words import CHANGES, DIFFERENCES, EQUAL, PLANES, RAW
 
 BLOCK = 1 << 16  # elements per block, so that intermediate values stay in the cache
@@ -206,12 +207,14 @@ def encode_numbers(
             data = None if noise and i == 0 else deflate(plane)
             sections.append(plane if data is None else data)
         flags.append(int(data is not None) if same is None else same)
-    if sum(SECTION + size_of(section) for section in sections) > total * arrays[0].dtype.itemsize:
+    item = [*header, flags]
+    raw = section_cost(total * arrays[0].dtype.itemsize) + 2
+    if sum(section_cost(size_of(each)) for each in sections) + len(msgspec.msgpack.encode(item)) > raw:
         sink.section(list(arrays))
         return [RAW]
     for section in sections:
         sink.section([section])
-    return [*header, flags]
+    return item
 
 
 def decode_numbers(

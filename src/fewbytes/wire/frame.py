@@ -48,14 +48,9 @@ class Frame:
             raise ValueError(
                 f"the header of {kind} takes {len(header)} bytes, more than {HEADER_CAP}: too many entries"
             )
-        flags = (LAYOUT if layout_hash else 0) | (BASE if base_hash else 0)
-        hashes = layout_hash[:LAYOUT_HASH] + base_hash[:BASE_HASH]
-        front = MAGIC + bytes([FORMAT | flags]) + hashes + _varint(len(header)) + header
+        front = _front(layout_hash, base_hash) + _varint(len(header)) + header
         self.parts: list[memoryview] = [memoryview(front), *_body(views, lengths, len(front))]
-        hasher = blake3()
-        for part in self.parts:
-            hasher.update(part)
-        self.digest: bytes = hasher.digest(DIGEST)
+        self.digest = _digest(self.parts)
         self.parts.append(memoryview(self.digest))
         self._length = sum(part.nbytes for part in self.parts)
 
@@ -81,9 +76,21 @@ class Frame:
         return at
 
 
+def _front(layout_hash: bytes, base_hash: bytes) -> bytes:
+    flags = (LAYOUT if layout_hash else 0) | (BASE if base_hash else 0)
+    return MAGIC + bytes([FORMAT | flags]) + layout_hash[:LAYOUT_HASH] + base_hash[:BASE_HASH]
+
+
 def digest_of(data: bytes | memoryview) -> bytes:
     """The digest that identifies a frame, of any format: its last bytes, unchecked."""
     return bytes(data[-older.DIGEST :] if data[: len(older.MAGIC)] == older.MAGIC else data[-DIGEST:])
+
+
+def _digest(parts: list[memoryview]) -> bytes:
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest(DIGEST)
 
 
 def _view(part: Buffer) -> memoryview:

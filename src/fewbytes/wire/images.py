@@ -16,7 +16,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire import words
-from fewbytes.wire.sections import SECTION, Array, Buffer, size_of
+from fewbytes.wire.sections import Array, Buffer, section_cost, size_of
 from fewbytes.wire.value import Counted, Reader, Writer
 from fewbytes.wire.values import FrameWriter
 
@@ -164,4 +164,4 @@ def _unsqueezed(data: memoryview, rows: int, width: int) -> Array:
 
 
 def _size(sections: list[list[Buffer]]) -> int:
-    return sum(SECTION + size_of(part) for parts in sections for part in parts)
+    return sum(section_cost(size_of(part)) for parts in sections for part in parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from decimal import Decimal, localcontext
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -298,7 +298,7 @@ def usual_table(number: int) -> tuple[int, ...]:
     is what the class says. Computed in decimal numbers, which are the same on every machine."""
     first, last = USUAL_FROM, USUAL_FROM + len(_SIXTYFOURTHS) - 1
     octaves = _SIXTYFOURTHS[min(max(number, first), last) - first] + 32 * max(0, number - last)
-    with localcontext(prec=28):
+    with localcontext(Context(prec=28, rounding=ROUND_HALF_EVEN)):
         scale = Decimal(2) ** (Decimal(octaves) / 64)
         beyond = [Decimal(1), (-EDGE / scale).exp()]  # the share of values that reach a magnitude, by symbol
         beyond += [(-(int(n) - UPWARD) / scale).exp() for n in [*_LOWEST[2:].astype(int), MOST + 1]]

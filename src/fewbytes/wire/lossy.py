@@ -345,7 +345,8 @@ def _rounded(magnitudes: Array, negative: Array, step: Any, points: Sequence[int
         nonzero = np.flatnonzero(here)
         np.take(offsets, np.minimum(here, POINTS), out=where)
         where += here
-        where *= np.float32(step)
+        with np.errstate(over="ignore"):  # another sender's step may be near the largest number
+            where *= np.float32(step)
         flipped = nonzero[negative[at : at + nonzero.size]]
         where[flipped] = -where[flipped]
         at += nonzero.size

@@ -18,7 +18,6 @@ from fewbytes.wire.words import CONSTANT
 Array = NDArray[Any]
 Buffer = Array | bytes | memoryview
 GAIN = 0.98  # a plane is compressed only to at most this fraction
-SECTION = 8  # overhead in bytes of a section, about: length, flag, padding of a long one
 _FREQUENCIES = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, target_length=0, write_checksum=False
 )
@@ -52,6 +51,11 @@ _zstandard = _Zstandard()
 def size_of(data: Buffer) -> int:
     """Bytes of a part of a section."""
     return len(data) if isinstance(data, bytes) else data.nbytes
+
+
+def section_cost(nbytes: int) -> int:
+    """Bytes that a section of this size takes in a frame, with its length and the mean padding of long ones."""
+    return nbytes + (1 if nbytes < 128 else 2 if nbytes < 256 else 3 if nbytes < 1024 else 8)
 
 
 def deflate(plane: Array) -> bytes | None:
