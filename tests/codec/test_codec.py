@@ -250,15 +250,16 @@ def test_other_frames_and_kinds_of_array_are_refused():
 
 
 def golden() -> dict[str, dict]:
-    """By file in tests/codec/frames: its base, and what it holds."""
-    return json.loads((FRAMES / "index.json").read_text())
+    """By file in tests/codec/frames, with its format's folder: its base, and what it holds."""
+    indices = {path.parent.name: json.loads(path.read_text()) for path in FRAMES.glob("*/index.json")}
+    return {f"{folder}/{name}": about for folder, index in indices.items() for name, about in index.items()}
 
 
 @pytest.mark.parametrize("name", sorted(golden()))
 def test_what_was_written_once_is_read(name):
     """Bytes that an earlier version wrote: every later one reads them."""
     about = golden()[name]
-    base = decode((FRAMES / about["base"]).read_bytes()) if about["base"] else None
+    base = decode((FRAMES / name).with_name(about["base"]).read_bytes()) if about["base"] else None
     received = decode((FRAMES / name).read_bytes(), base)
     values = received if isinstance(received, dict) else {str(i): value for i, value in enumerate(received)}
     layout = {key: [str(value.dtype).removeprefix("torch."), list(value.shape)] for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""Writes the golden messages of the codec. Run once for a new kind of message; existing files stay as they are."""
+"""Writes the golden messages of the codec, in a folder for each format of frames. Existing files stay as they are."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 from fewbytes.codec import Encoder, Stream, decode
+from fewbytes.wire.frame import FORMAT
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / str(FORMAT)
 
 
 def main() -> None:
     """Write what is not there yet."""
+    HERE.mkdir(exist_ok=True)
     generator = torch.Generator().manual_seed(5)
     base = {
         "layer.weight": torch.randn(8, 6, generator=generator),
