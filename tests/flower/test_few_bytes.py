@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import random
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -304,7 +305,12 @@ def test_an_exchange_is_a_line_in_the_log_of_the_directions_in_which_something_m
             list(grid.send_and_receive([Message(RecordDict({"arrays": arrays}), 1000, kind)], timeout=5))
     lines = [record.message for record in caplog.records if "MB" in record.message]
     assert [(" up" in line, " down" in line) for line in lines] == [(True, True), (False, True)]
-    assert "times fewer) up, " in lines[0]
+    assert "; in both directions " in lines[0]
+    for line in lines:
+        *of, (nbytes, plain) = [map(float, each) for each in re.findall(r"([\d.]+) of ([\d.]+) MB", line)]
+        times = float(re.findall(r", ([\d.]+) times fewer bytes than plain$", line)[0])
+        assert times == pytest.approx(plain / nbytes, rel=0.02)
+        assert bool(of) == ("both" in line)
 
 
 def test_compressed_is_the_same_app_before_and_after_it_is_decorated():
@@ -422,7 +428,7 @@ def test_serve_says_what_it_does_in_flowers_log(tmp_path, caplog):
         apps.serve(nodes, fb.FedAvg(), task, rounds=2, out=tmp_path / "run")
     lines = [record.message for record in caplog.records if record.message.startswith("fewbytes: round")]
     assert len(lines) == 2
-    assert all(word in lines[1] for word in ("round 2", "accuracy", "(global)", "MB up", "MB down"))
+    assert all(word in lines[1] for word in ("round 2", "accuracy", "(global)", " MB (", " up, ", " down)"))
 
 
 def test_a_question_without_arrays_is_left_as_it_is():

@@ -18,8 +18,8 @@ from fewbytes.report.choice import CAVEAT, WITHIN, Point, front, recommended
 
 
 def dominates(a: Point, b: Point) -> bool:
-    no_worse = a.uplink <= b.uplink and a.score >= b.score
-    return no_worse and (a.uplink < b.uplink or a.score > b.score)
+    no_worse = a.nbytes <= b.nbytes and a.score >= b.score
+    return no_worse and (a.nbytes < b.nbytes or a.score > b.score)
 
 
 POINTS = st.lists(
@@ -31,17 +31,17 @@ POINTS = st.lists(
 def test_a_point_is_on_the_front_unless_another_dominates_it(points):
     best = front(points)
     assert {p for p in points if not any(dominates(q, p) for q in points)} == set(best)
-    assert best == sorted(best, key=lambda p: p.uplink)
+    assert best == sorted(best, key=lambda p: p.nbytes)
 
 
 @given(POINTS)
 def test_the_recommendation_is_the_cheapest_near_the_best(points):
     taken, highest = recommended(points), max(p.score for p in points)
     near = [p for p in points if highest - p.score <= WITHIN + 1e-9]
-    free = max((p.score for p in points if not p.uplink), default=-1)
+    free = max((p.score for p in points if not p.nbytes), default=-1)
     assert taken in front(points)
     assert taken in near
-    assert taken.uplink == min(p.uplink for p in near if not p.uplink or p.score - free > WITHIN + 1e-9)
+    assert taken.nbytes == min(p.nbytes for p in near if not p.nbytes or p.score - free > WITHIN + 1e-9)
 
 
 @given(POINTS, st.randoms())
@@ -74,6 +74,13 @@ def run(
     return RunFolder(Path(label), label, [row], None, counts, result | {"parameters": parameters or {}}, "rounds = 9")
 
 
+def chart(text: str, name: str) -> dict[str, Any]:
+    """The views of a page's chart, each its traces and layout."""
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.S)
+    assert found
+    return dict(json.loads(found[1])[name])
+
+
 def lines(*runs: RunFolder) -> dict[str, str]:
     return {choice.kind: str(choice) for choice in choices(runs)}
 
@@ -81,11 +88,29 @@ def lines(*runs: RunFolder) -> dict[str, str]:
 def test_the_reason_is_told_in_figures():
     cheap, dear = run("cheap", 12_300_000, personalised=0.931), run("dear", 38_000_000, personalised=0.934)
     told = lines(cheap, dear, run("far", 10_000, personalised=0.9))["personalised"]
-    assert re.search(r"take cheap, personalised 93.1% with 12.3 MB up: .*\(dear, 93.4% with 38.0 MB up\)", told)
+    assert re.search(r"take cheap, personalised 93.1% with 24.6 MB in both directions: .*\(dear, 93.4% with 76.0 MB in", told)
     alone = lines(run("separate", 0, personalised=0.93), cheap)["personalised"]
     assert "take separate, personalised 93.0% with nothing sent" in alone
     alone = lines(run("best", 5, **{"global": 0.9}), run("x", 9, **{"global": 0.5}))["global"]
-    assert re.search("take best, .*the most accurate, and none sends less", alone)
+    assert re.search("take best, .*the most accurate, and none is cheaper", alone)
+
+
+def test_the_choice_goes_by_the_bytes_of_both_directions(tmp_path):
+    runs = [
+        run("little up", 5_000_000, down=100_000_000, **{"global": 0.9}),
+        run("both small", 20_000_000, down=20_000_000, **{"global": 0.9}),
+    ]
+    assert "take both small, global 90.0% with 40.0 MB in both directions: " in lines(*runs)["global"]
+    text = write_report(runs, tmp_path / "report.html").read_text()
+    traces, layout = chart(text, "choice")["global"]
+    assert [trace["x"] for trace in traces if "meta" in trace] == [[105.0], [40.0]]
+    assert layout["xaxis"]["title"] == "both directions, MB"
+    assert "<b>both small</b> moves the least, 40.0 MB in both directions" in text
+
+
+def test_a_download_is_not_free_for_clients_that_send_nothing():
+    receives = run("receives", 0, down=900, personalised=0.9)
+    assert "take sends, " in lines(receives, run("sends", 400, personalised=0.9))["personalised"]
 
 
 def test_what_was_not_trained_alike_is_said_with_it():
@@ -111,7 +136,7 @@ def test_who_trains_but_once_trains_as_long_as_the_others_in_all():
 def test_bytes_are_worth_it_only_above_local_training():
     apart, near, best = (run(f"m{up}", up, personalised=a) for up, a in ((0, 0.9), (5, 0.908), (90, 0.915)))
     told = lines(apart, near, best)["personalised"]  # m5 is near the best, but not a percentage point above m0
-    assert re.search("take m90, personalised 91.5% with 0.0000900 MB up: .*better than local training", told)
+    assert re.search("take m90, personalised 91.5% with 0.000180 MB in both directions: .*better than local training", told)
     assert "take m5, " in lines(near, best)["personalised"]  # nobody is known to do without
 
 
@@ -195,15 +220,14 @@ def test_a_page_of_forty_runs(tmp_path):
     assert "<h1>40 methods</h1>" in text
     assert str(choices(runs)[0]).split(":")[0] in text
     assert text.count("over the budget</span>") == 4
-    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.S)
-    assert found
-    traces, layout = json.loads(found[1])["choice"]["global"]
+    traces, layout = chart(text, "choice")["global"]
     marks = [trace for trace in traces if "meta" in trace]
     assert len(marks) == 40
     assert {trace["text"][0] for trace in marks if "text" in trace["mode"]} == {f"m{i}" for i in range(36)}
     assert [trace["text"][0] for trace in marks if trace["marker"]["symbol"] == "star"] == ["m34"]
     assert all(trace["x"][0] > 0 for trace in marks)  # on a logarithmic axis, nothing sent has a place, too
     assert layout["xaxis"]["ticktext"][0] == "0"
+    assert not [trace for trace in traces if len({*trace["x"]}) == 1 < len(trace["x"])]  # no line at a budget, of uplink
 
 
 def test_of_few_runs_all_are_named_in_the_chart(tmp_path):
@@ -213,8 +237,7 @@ def test_of_few_runs_all_are_named_in_the_chart(tmp_path):
         run("dear", 3000, **{"global": 0.7}),
     ]
     text = write_report(runs, tmp_path / "report.html").read_text()
-    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.S)
-    traces, _ = json.loads(found[1])["choice"]["global"]
+    traces, _ = chart(text, "choice")["global"]
     marks = [trace for trace in traces if "meta" in trace]
     named = {trace["text"][0]: trace["textposition"] for trace in marks}
     assert named == {"cheap": "top left", "best": "top left", "dear": "bottom left"}  # below the front's line

@@ -351,9 +351,11 @@ def test_totals_shown_are_the_ledgers(tmp_path: Path) -> None:
         for column in ("bytes_up", "bytes_down"):
             total = ledger_sum(child, column)
             assert f'<td class="strong" title="{total:,} bytes">{total / 1e6:.3g}</td>' in text
+        total = ledger_sum(child, "bytes_up") + ledger_sum(child, "bytes_down")
+        assert f'<td class="strong" title="{total:,} bytes">{megabytes(total)}</td><td>' in text  # before the seconds
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
     assert "By the accuracy all runs have measured, <b>fedpurin</b> ends highest" in text
-    assert "<b>fedktl</b> sends the least" in text
+    assert "<b>fedktl</b> moves the least" in text
 
 
 def test_the_page_asks_for_nothing_and_names_what_it_shows(tmp_path: Path) -> None:
@@ -364,7 +366,7 @@ def test_the_page_asks_for_nothing_and_names_what_it_shows(tmp_path: Path) -> No
     assert ("html", {"lang": "en"}) in tags
     assert all("scope" in attrs for tag, attrs in tags if tag == "th")
     drawings = [attrs for _, attrs in tags if attrs.get("class") == "chart"]
-    assert len(drawings) == 10
+    assert len(drawings) == 11
     assert all(attrs["aria-label"] for attrs in drawings)
 
 
@@ -620,6 +622,14 @@ def test_what_was_rounded_is_drawn_over_rounds(tmp_path: Path) -> None:
 def test_a_run_that_could_round_nothing_says_so(tmp_path: Path) -> None:
     runs = read_runs([make_run(tmp_path / "a", config="downlink_bits = 1.0")])
     assert said_below(runs) == ["downlink rounded: nothing, all values were sent in full"]
+
+
+def test_scores_are_drawn_over_the_bytes_of_both_directions_and_of_each(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a"))
+    charts = charts_of(write_report([run], tmp_path / "r.html").read_text("utf-8"))
+    at = {over: charts[f"scores-{over}"]["all"][0][0]["x"] for over in ("both", "uplink", "downlink")}
+    assert at["both"] == pytest.approx([up + down for up, down in zip(at["uplink"], at["downlink"], strict=True)])
+    assert at["both"][-1] * 1e6 == pytest.approx(ledger_sum(run.path, "bytes_up") + ledger_sum(run.path, "bytes_down"))
 
 
 def test_what_was_reached_is_drawn_over_simulated_seconds_where_there_are_any(tmp_path: Path) -> None:

@@ -30,6 +30,16 @@ def parse_bytes(text: str | float) -> int:
     return int(read)
 
 
+def moved(up: int, down: int) -> str:
+    """Bytes up and down as text: the megabytes (10^6 bytes) of both directions, and of each.
+
+    >>> from fewbytes.base.units import moved
+    >>> moved(12_000_000, 24_000_000)
+    '36.00 MB (12.00 up, 24.00 down)'
+    """
+    return f"{(up + down) / 1e6:.2f} MB ({up / 1e6:.2f} up, {down / 1e6:.2f} down)"
+
+
 def parse_rate(text: str) -> float:
     """A link's rate in bytes per second: '1MB/s', '250kBps', '2MiB/s', '10Mbit/s', '10Mb/s', '10Mbps'.
 

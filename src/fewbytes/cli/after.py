@@ -22,7 +22,7 @@ def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a fo
 
     if len(runs) == 1 and (runs[0] / NAME).is_file() and not (runs[0] / "config.toml").exists():
         for name, (sent, plain) in read_app_bytes(runs[0]).totals().items():
-            fewer = f", {plain / sent:.3g} times fewer" if sent else ""
+            fewer = f", {plain / sent:.3g} times fewer bytes than plain" if sent else ""
             printed.print(f"{name}: {sent / 1e6:.4g} MB sent, {plain / 1e6:.4g} MB plain{fewer}")
         printed.print(f"report: {write_app_report(runs[0])}", soft_wrap=True)
         return

@@ -67,7 +67,7 @@ def encode(
     _write(out, data)
     lost = f"; rounding error {encoder.nmse:.2g}" if bits is not None else ""
     before = file.stat().st_size
-    fewer = f" ({before / len(data):.3g} times fewer)" if len(data) < before else ""
+    fewer = f" ({before / len(data):.3g} times fewer bytes than the file)" if len(data) < before else ""
     printed.print(f"wrote {out}: {before:,} bytes became {len(data):,}{fewer}{lost}", soft_wrap=True)
 
 

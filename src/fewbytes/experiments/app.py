@@ -21,6 +21,7 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
+from fewbytes.base.units import moved
 from fewbytes.core.policy import Policy
 from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
@@ -159,10 +160,9 @@ class _EventLog(Passing):
 
 
 def _row_words(row: dict[str, Any]) -> str:
-    scores = score_words(row["scores"])
-    moved = f"{row['uplink_bytes'] / 1e6:.2f} MB up {row['downlink_bytes'] / 1e6:.2f} MB down"
+    scores, mb = score_words(row["scores"]), moved(row["uplink_bytes"], row["downlink_bytes"])
     when = f"round {row['round']}" if row["phase"] == "round" else "after the last round"
-    return f"{when}: {scores}  {moved}  {len(row.get('left_out', []))} left out"
+    return f"{when}: {scores}  {mb}  {len(row.get('left_out', []))} left out"
 
 
 LOGGED: dict[str, Callable[..., str]] = {

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from fewbytes.base.errors import visible
-from fewbytes.base.units import listed, written
+from fewbytes.base.units import listed, moved, written
 from fewbytes.core.policy import ABSENT
 from fewbytes.running.watcher import Watcher
 
@@ -50,8 +50,8 @@ def note(text: str) -> None:
 
 
 class Display(Watcher):
-    """A live line: rounds done, time left, score and megabytes so far; at the end the figures of result.json. A narrow
-    terminal shows the most important parts.
+    """A live line: rounds done, time left, score and megabytes so far (of both directions, and of each); at the end the
+    figures of result.json. A narrow terminal shows the most important parts.
 
     Without a terminal it prints some of the lines; for a deployment, one per round. `headline`: the kind of score that
     comes first. `place`: the position among several runs, as in `2 of 3`.
@@ -195,7 +195,7 @@ class Display(Watcher):
             (f"client {self._replies} of this one" if self._replies else "", 4),
             (score_words(own, named), 1),
             (score_words({m: of for m, of in rest.items() if of}, named), 5),
-            (f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down", 2),
+            (moved(self._up, self._down), 2),
             (self._spent, 1),
             (f"{_duration(left)} left" if left >= 1 else "", 3),
         ]

@@ -45,9 +45,14 @@ class ByteLedger:
         """A line on the bytes since the last one."""
         now = {key: value - self._before[key] for key, value in self.totals.items()}
         self._before = dict(self.totals)
-        moved = [f"{_share(now[way], now[f'plain_{way}'])} {way}" for way in ("up", "down") if now[f"plain_{way}"]]
-        if moved:
-            log.info("fewbytes: %s", ", ".join(moved))
+        moved = {way: (now[way], now[f"plain_{way}"]) for way in ("up", "down") if now[f"plain_{way}"]}
+        if not moved:
+            return
+        nbytes, plain = (sum(each) for each in zip(*moved.values(), strict=True))
+        words = ", ".join(f"{_share(*each)} {way}" for way, each in moved.items())
+        words += f"; in both directions {_share(nbytes, plain)}" if len(moved) == 2 else ""
+        times = f", {plain / nbytes:.3g} times fewer bytes than plain" if nbytes else ""
+        log.info("fewbytes: %s%s", words, times)
 
 
 def _round(message: Message) -> str:
@@ -59,5 +64,4 @@ def _round(message: Message) -> str:
 
 
 def _share(nbytes: int, plain: int) -> str:
-    times = f" ({plain / nbytes:.3g} times fewer)" if nbytes else ""
-    return f"{nbytes / 1e6:.3g} of {plain / 1e6:.3g} MB{times}"
+    return f"{nbytes / 1e6:.3g} of {plain / 1e6:.3g} MB"

@@ -36,7 +36,7 @@ class Logged(Watcher):
             f"{metric} {value:.4g} ({kind})" for metric, by in row["scores"].items() for kind, value in by.items()
         ]
         up, down = row["uplink_bytes"] / 1e6, row["downlink_bytes"] / 1e6
-        what = [*scores, f"{up:.3g} MB up, {down:.3g} MB down", f"{row['seconds']:.2g} s"]
+        what = [*scores, f"{up + down:.3g} MB ({up:.3g} up, {down:.3g} down)", f"{row['seconds']:.2g} s"]
         LOG.info("fewbytes: round %d: %s", row["round"], ", ".join(what))
 
     def stopped(self, t: int, why: str) -> None:

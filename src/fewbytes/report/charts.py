@@ -7,13 +7,14 @@ from statistics import fmean
 from typing import Literal
 
 from fewbytes.report import pieces
-from fewbytes.report.folder import Direction, Row, RunFolder, when
+from fewbytes.report.folder import Both, Direction, Row, RunFolder, when
 from fewbytes.report.pieces import Layout, Trace
 from fewbytes.report.records import Probe, Probed
 from fewbytes.report.table import megabytes, percent
 from fewbytes.running.rounding import rounded_rows
 
 Clock = Literal["simulated_seconds"]
+DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
 MOST_DRAWN = 200
 """Maximum number of clients that are drawn one by one."""
 _DASHES = ["solid", "dash", "dot", "dashdot"]
@@ -24,15 +25,19 @@ def score_axis(metric: str, share: bool) -> Layout:
     return {"title": metric} | ({"tickformat": ".3~p"} if share else {})
 
 
-def score_trace(run: RunFolder, metric: str, kind: str | None, index: int, over: Direction | Clock | None) -> Trace:
-    """One kind of a metric over rounds, cumulative megabytes of one direction, or simulated seconds."""
+def score_trace(
+    run: RunFolder, metric: str, kind: str | None, index: int, over: Direction | Both | Clock | None
+) -> Trace:
+    """One kind of a metric over rounds, cumulative megabytes of one direction or both, or simulated seconds."""
     so_far, position = 0, {}
+    ways = DIRECTIONS if over == "both" else (over,) if over in DIRECTIONS else ()
     for row in run.rounds:
-        so_far += row[f"{over}_bytes"] if over in ("uplink", "downlink") else 0
+        so_far += sum(row[f"{way}_bytes"] for way in ways)
         position[id(row)] = so_far
     curve = run.curve(kind, metric)
     rows = [row for row, _ in curve]
-    words = {None: "", "simulated_seconds": "<br>%{x:,.4~g} simulated s"}.get(over, f"<br>%{{customdata[3]}} MB {over}")
+    moved = f"<br>%{{customdata[3]}} MB {'in both directions' if over == 'both' else over}"
+    words = {None: "", "simulated_seconds": "<br>%{x:,.4~g} simulated s"}.get(over, moved)
     return _line(index, rows) | {
         "x": [row[over or "round"] if over in (None, "simulated_seconds") else position[id(row)] / 1e6 for row in rows],
         "y": [value for _, value in curve],
@@ -201,8 +206,8 @@ def round_axis(runs: Sequence[RunFolder]) -> Layout:
     return {"title": "round"} | ({"dtick": 1} if last <= 10 else {})
 
 
-def mb_axis(title: str, runs: Sequence[RunFolder], direction: Direction) -> Layout:
-    """An axis of megabytes; logarithmic if one run sends at least twenty times as much as another."""
+def mb_axis(title: str, runs: Sequence[RunFolder], direction: Direction | Both) -> Layout:
+    """An axis of megabytes; logarithmic if one run moves at least twenty times as much as another."""
     totals = [total for run in runs if (total := run.total_bytes(direction))]
     if totals and max(totals) >= 20 * min(totals):
         return {"title": f"{title} (log scale)", "type": "log", "dtick": 1, "exponentformat": "none"}

@@ -1,4 +1,4 @@
-"""Choosing a method: the Pareto front of score against uplink bytes, a recommendation with its reason, a chart."""
+"""Choosing a method: the Pareto front of score against bytes up and down, a recommendation with its reason, a chart."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ WORDS = {"personalised": "personalised models", "global": "a global model"}
 
 
 class Point(NamedTuple):
-    """Cost and result of a run: bytes that all clients sent, and the final score (negated if lower is better). A
-    client's own model costs nothing if clients received nothing: it comes from local training."""
+    """Cost and result of a run: bytes of all clients, up and down together, and the final score (negated if lower is
+    better). A client's own model costs nothing if clients received nothing: it comes from local training."""
 
     label: str
-    uplink: int
+    nbytes: int
     score: float
 
 
@@ -46,7 +46,7 @@ class Choice(NamedTuple):
 def front(points: Iterable[Point]) -> list[Point]:
     """The Pareto front: points that no other point beats in both bytes and score, sorted by bytes."""
     kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.uplink, -p.score, p.label)):
+    for point in sorted(points, key=lambda p: (p.nbytes, -p.score, p.label)):
         if not kept or point.score > kept[-1].score or point[1:] == kept[-1][1:]:
             kept.append(point)
     return kept
@@ -57,8 +57,8 @@ def recommended(points: Iterable[Point], within: float = WITHIN) -> Point:
     those that cost none by more than `within`."""
     points = front(points)
     least = points[-1].score - within - 1e-9
-    free = max((p.score for p in points if not p.uplink), default=-math.inf)
-    return next(p for p in points if p.score >= least and (not p.uplink or p.score > free + within + 1e-9))
+    free = max((p.score for p in points if not p.nbytes), default=-math.inf)
+    return next(p for p in points if p.score >= least and (not p.nbytes or p.score > free + within + 1e-9))
 
 
 def choices(runs: Sequence[RunFolder]) -> list[Choice]:
@@ -117,14 +117,14 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
         return Choice(kind, None, none, f"{reason}{rest}")
     within = WITHIN * (1 if runs[0].share() else abs(best.score))
     taken = recommended([point for point in points if guess is None or guess.beaten(point.score)], within)
-    if not taken.uplink:
+    if not taken.nbytes:
         silent = [point for point in points if point.label in _silent(runs)]
         if not silent:
             alone = f"{kind} {words.score(taken)} in {taken.label}, whose clients receive nothing"
             return Choice(kind, None, none, f"none is {words.step} better than local training, {alone}{rest}")
         taken = front(silent)[0]
     advice = f"For {WORDS[kind]} take {taken.label}, {kind} {words.score(taken)} {_cost(taken)}"
-    own = f"{words.score(best)} {'by local training, too' if best.uplink == 0 else _cost(best)}"
+    own = f"{words.score(best)} {'by local training, too' if best.nbytes == 0 else _cost(best)}"
     comes, near = f"comes within {words.step}", taken.score >= best.score - within - 1e-9
     if taken.score == best.score:
         reason = f"it is the {words.best}"
@@ -132,9 +132,9 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
         reason, comes = f"it is within {words.step} of the {words.best} ({best.label}, {own})", "is"
     else:
         reason = f"{best.label} is the {words.best}, {own}"
-    cheaper = [point.score for point in points if point.uplink < taken.uplink]
+    cheaper = [point.score for point in points if point.nbytes < taken.nbytes]
     if not cheaper:
-        reason += ", and none sends less"
+        reason += ", and none is cheaper"
     elif max(cheaper) < best.score - within - 1e-9:
         reason += f", and no cheaper method {comes}"
     elif guess is not None and not guess.beaten(max(cheaper)):
@@ -159,12 +159,12 @@ class _Words:
 
 
 def _silent(runs: Sequence[RunFolder]) -> set[str]:
-    """The labels of runs in which no client sent anything."""
-    return {run.label for run in runs if not run.total_bytes("uplink")}
+    """The labels of runs in which nothing was sent, up or down."""
+    return {run.label for run in runs if not run.total_bytes("both")}
 
 
 def _cost(point: Point) -> str:
-    return f"with {megabytes(point.uplink)} MB up" if point.uplink else "with nothing sent"
+    return f"with {megabytes(point.nbytes)} MB in both directions" if point.nbytes else "with nothing sent"
 
 
 def _kinds(runs: Sequence[RunFolder]) -> list[str]:
@@ -179,7 +179,7 @@ def _points(kind: str, runs: Sequence[RunFolder], over: bool) -> list[Point]:
     return [
         Point(
             run.label,
-            run.total_bytes("uplink") if run.total_bytes("downlink") or kind == "global" else 0,
+            run.total_bytes("both") if run.total_bytes("downlink") or kind == "global" else 0,
             final if run.higher() else -final,
         )
         for run in done
@@ -219,24 +219,21 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
         return None
     charts["choice"] = {choice.kind: _chart(choice, runs) for choice in found}
     ended = sum((run.result or {}).get("ended_by") == "budget" for run in runs)
+    budgets = any(run.budget is not None for run in runs)
     views = {choice.kind: WORDS[choice.kind] for choice in found}
     best = [point.label for choice in found for point in front(_points(choice.kind, runs, False))]
-    return Section(found, views, best, caveats(runs), runs[0].metric, _Words(runs[0]).step, bool(_budgets(runs)), ended)
-
-
-def _budgets(runs: Sequence[RunFolder]) -> list[int]:
-    return sorted({run.budget for run in runs if run.budget is not None})
+    return Section(found, views, best, caveats(runs), runs[0].metric, _Words(runs[0]).step, budgets, ended)
 
 
 def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layout]:
     inside, over = (_points(choice.kind, runs, over) for over in (False, True))
-    best, budgets, guess = front(inside), _budgets(runs), _guessing(choice.kind, runs)
+    best, guess = front(inside), _guessing(choice.kind, runs)
     guessing = None if guess is None else guess.score
-    sent = [uplink for uplink in [*(p.uplink for p in [*inside, *over]), *budgets] if uplink]
+    sent = [point.nbytes for point in [*inside, *over] if point.nbytes]
     axis, place = _axis(sent)
     left, right = place(0), place(max(sent, default=1_000_000))
     sign = 1 if runs[0].higher() else -1
-    steps = [(place(p.uplink), sign * p.score) for p in best] + ([(right, sign * best[-1].score)] if best else [])
+    steps = [(place(p.nbytes), sign * p.score) for p in best] + ([(right, sign * best[-1].score)] if best else [])
     lines = [_rule([x for x, _ in steps], [y for _, y in steps], "solid")]
     heights = [sign * p.score for p in [*inside, *over]]
     low, high = min(heights), max(heights)
@@ -246,12 +243,11 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
     bottom, top = low - margin, high + margin
     if guessing is not None and guessing >= bottom:
         lines.append(_rule([left, right], [guessing, guessing], "dot"))
-    lines += [_rule([place(budget)] * 2, [bottom, top], "dot") for budget in budgets]
     index = {run.label: number for number, run in enumerate(runs)}
     names = _names(best)
     others = _names([p for p in [*inside, *over] if p not in best]) if len(runs) <= FEW else {}
     marks = [
-        _mark(runs[index[point.label]], index[point.label], point, choice, place(point.uplink))
+        _mark(runs[index[point.label]], index[point.label], point, choice, place(point.nbytes))
         | _look(index[point.label], point, choice, names.get(point.label), others.get(point.label), outside)
         for points, outside in ((inside, False), (over, True))
         for point in points
@@ -264,16 +260,19 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
 
 
 def _axis(sent: Sequence[int]) -> tuple[Layout, Callable[[int], float]]:
-    """The axis of uplink megabytes (logarithmic for a wide range), and the position of a byte count on it; 0 has a
-    position on both."""
+    """The axis of megabytes of both directions (logarithmic for a wide range), and the position of a byte count on it;
+    0 has a position on either."""
     least, most = min(sent, default=1), max(sent, default=1_000_000)
     if most < 20 * least:
-        return {"title": "uplink, MB", "range": [-0.1 * most / 1e6, 1.06 * most / 1e6]}, lambda count: count / 1e6
+        return {
+            "title": "both directions, MB",
+            "range": [-0.1 * most / 1e6, 1.06 * most / 1e6],
+        }, lambda count: count / 1e6
     decades = range(math.ceil(math.log10(least / 1e6)), math.floor(math.log10(most / 1e6)) + 1)
     zero = math.log10(least / 1e6) - 0.5
     ticks = {"tickvals": [10**zero, *(10.0**d for d in decades)], "ticktext": ["0", *(f"{10.0**d:g}" for d in decades)]}
     ends = {"range": [zero - 0.5, math.log10(most / 1e6) + 0.2]}
-    axis = {"title": "uplink, MB (log scale)", "type": "log"} | ticks | ends
+    axis = {"title": "both directions, MB (log scale)", "type": "log"} | ticks | ends
     return axis, lambda count: count / 1e6 if count else 10**zero
 
 
@@ -289,9 +288,9 @@ def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) ->
         "type": "scatter",
         "x": [x],
         "y": [point.score if run.higher() else -point.score],
-        "customdata": [[pieces.plain(point.label), megabytes(point.uplink)]],
+        "customdata": [[pieces.plain(point.label), megabytes(point.nbytes)]],
         "hovertemplate": f"%{{customdata[0]}}<br><b>%{{y:{'.1%' if run.share() else '.4~g'}}}</b> "
-        + f"{choice.kind}<br>%{{customdata[1]}} MB uplink{over}<extra></extra>",
+        + f"{choice.kind}<br>%{{customdata[1]}} MB in both directions{over}<extra></extra>",
         "meta": index,
     }
 
@@ -300,7 +299,7 @@ def _names(points: Sequence[Point]) -> dict[str, str]:
     """Texts at marks, by the label of the first run at each position."""
     at: dict[tuple[float, float], list[str]] = {}
     for point in points:
-        at.setdefault((point.uplink, point.score), []).append(point.label)
+        at.setdefault((point.nbytes, point.score), []).append(point.label)
     more = {labels[0]: f" and {len(labels) - 1} more" if len(labels) > 1 else "" for labels in at.values()}
     return {label: pieces.plain(label, 24) + rest for label, rest in more.items()}
 

@@ -33,6 +33,7 @@ from fewbytes.report.records import Attack, Local, Membership, Partition, Poison
 T = TypeVar("T")
 Row = dict[str, Any]  # a `Round`, with any other fields of its line
 Direction = Literal["uplink", "downlink"]
+Both = Literal["both"]
 
 _COLUMNS = ["round", "client", "bytes_down", "bytes_up"]  # of the ledger, read for a report
 _WORDS = ["handler", "outcome"]  # also read, if the ledger has outcomes
@@ -166,12 +167,14 @@ class RunFolder:
         chance = f" (up to {self.written(score + 2 * error)} by chance on {samples:,} test samples)" if error else ""
         return Guess(score, score + 2 * error, f"{how}, {self.written(score)}{chance}")
 
-    def total_bytes(self, direction: Direction) -> int:
-        """Bytes on the wire over the whole run: the ledger's sum.
+    def total_bytes(self, direction: Direction | Both) -> int:
+        """Bytes on the wire over the whole run, of one direction or both: the ledger's sum.
 
         The rounds' sum if that is larger, or there is no ledger: a killed run has written its last rounds, but not the
         ledger; an interrupted run's ledger includes the bytes of an unfinished round.
         """
+        if direction == "both":
+            return self.total_bytes("uplink") + self.total_bytes("downlink")
         rounds: int = sum(row[f"{direction}_bytes"] for row in self.rounds)
         return rounds if self.ledger is None else max(rounds, pc.sum(self.ledger[_column(direction)]).as_py() or 0)
 

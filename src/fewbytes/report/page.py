@@ -15,6 +15,7 @@ from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
 from fewbytes.report import choice, leaks, left_out, notes, pictures, pieces
 from fewbytes.report.charts import (
+    DIRECTIONS,
     called,
     client_chart,
     heat_map,
@@ -28,7 +29,7 @@ from fewbytes.report.charts import (
     together,
 )
 from fewbytes.report.document import document
-from fewbytes.report.folder import Direction, RunFolder, when
+from fewbytes.report.folder import Both, Direction, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.records import Partition, Probed
 from fewbytes.report.table import KINDS, badges, grouped_by, majority_rows
@@ -55,7 +56,8 @@ METRICS = {
 MANY = 10  # with more runs, the title does not name them, and all can be shown or hidden at once
 Line = tuple[RunFolder, str, str | None, int]
 """A line of a chart: run, metric, kind, and index of its colour."""
-_DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
+MOVED: dict[Direction | Both, str] = {"both": "both directions", "uplink": "uplink", "downlink": "downlink"}
+"""What charts of scores count the bytes of, in words."""
 _SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 _PROBED: dict[Probed, tuple[str, Layout]] = {
     "information_x": ("Of the image, I(H;X)", {"title": "minus cross-entropy, nats a value"}),
@@ -88,6 +90,7 @@ class SummaryRow:
     further: list[str]  # final, by other metrics
     uplink: Moved
     downlink: Moved
+    both: int  # bytes
     seconds: float
 
 
@@ -228,7 +231,7 @@ def _facts(runs: Sequence[RunFolder]) -> list[str]:
 def _summary(runs: Sequence[RunFolder]) -> Summary:
     further = _unique(metric for run in runs for metric in run.metrics[1:])
     rows = [_summary_row(run, further) for run in runs]
-    cheapest = min(rows, key=lambda row: row.uplink.total)
+    cheapest = min(rows, key=lambda row: row.both)
     return Summary(_metric(runs), further, rows, majority_rows(runs), _highest(runs), cheapest)
 
 
@@ -242,7 +245,7 @@ def _summary_row(run: RunFolder, further: Sequence[str]) -> SummaryRow:
     score = run.score(run.kind)
     uplink, downlink = (
         Moved(run.total_bytes(direction), run.bytes_per_client_round(direction), run.nominal_bytes(direction))
-        for direction in _DIRECTIONS
+        for direction in DIRECTIONS
     )
     return SummaryRow(
         label=run.label,
@@ -256,6 +259,7 @@ def _summary_row(run: RunFolder, further: Sequence[str]) -> SummaryRow:
         further=[run.written(run.score(run.kind, metric).final, metric) for metric in further],
         uplink=uplink,
         downlink=downlink,
+        both=run.total_bytes("both"),
         seconds=run.seconds,
     )
 
@@ -288,11 +292,11 @@ def _scores(runs: Sequence[RunFolder], charts: Charts) -> Scores | None:
         )
         for view, drawn in lines.items()
     }
-    for direction in _DIRECTIONS:
-        charts[f"scores-{direction}"] = {
+    for over, title in MOVED.items():
+        charts[f"scores-{over}"] = {
             view: (
-                [score_trace(run, metric, kind, index, direction) for run, metric, kind, index in drawn],
-                {"xaxis": mb_axis(f"{direction} so far, MB", runs, direction), "yaxis": _axis(drawn)},
+                [score_trace(run, metric, kind, index, over) for run, metric, kind, index in drawn],
+                {"xaxis": mb_axis(f"{title} so far, MB", runs, over), "yaxis": _axis(drawn)},
             )
             for view, drawn in lines.items()
         }
@@ -343,7 +347,7 @@ def _axis(drawn: Sequence[Line]) -> Layout:
 def _traffic(runs: Sequence[RunFolder]) -> Charts:
     """Only charts: the section has no other values."""
     charts: Charts = {}
-    for direction in _DIRECTIONS:
+    for direction in DIRECTIONS:
         traces = [round_trace(run, index, direction) for index, run in enumerate(runs)]
         layout = {"xaxis": round_axis(runs), "yaxis": mb_axis("MB a round", runs, direction)}
         charts[f"rounds-{direction}"] = {"all": (traces, layout)}

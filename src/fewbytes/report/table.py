@@ -97,7 +97,7 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
                     run.written(run.score("global").final),
                     megabytes(run.total_bytes("uplink")),
                     megabytes(run.total_bytes("downlink")),
-                    megabytes(run.total_bytes("uplink") + run.total_bytes("downlink")),
+                    megabytes(run.total_bytes("both")),
                     seconds(run.seconds),
                 ),
                 strict=True,
