@@ -87,6 +87,11 @@ def _short(score: float | None) -> float | None:
     return None if score is None else round(score, 5)
 
 
+def both(run: Run) -> float:
+    """MB of a run, up and down together."""
+    return float(run["up"] + run["down"])
+
+
 def row(name: str, runs: list[Run], link: str) -> str:
     """A row of a table: means over the seeds, of accuracies with their standard deviation, in points."""
     lacking = "" if len(runs) == len(SEEDS) else f" ({len(runs)} of {len(SEEDS)} seeds: else it diverged)"
@@ -96,14 +101,15 @@ def row(name: str, runs: list[Run], link: str) -> str:
         swing = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
         cells.append(f"{fmean(values):.1%}{swing}" if values else "")
     cells += [f"{fmean(run[key] for run in runs):.3g}" for key in ("up", "down")]
+    cells.append(f"{fmean(map(both, runs)):.3g}")
     return f"| {' | '.join(cells)} |"
 
 
 def table(found: dict[str, list[Run]], names: list[str], link: str) -> list[str]:
-    heads = ["method", "each client's own model", "global model", "MB up", "MB down"]
+    heads = ["method", "each client's own model", "global model", "MB up", "MB down", "MB both"]
     return [
         f"| {' | '.join(heads)} |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
         *(row(name, found[name], link) for name in names),
     ]
 
@@ -119,7 +125,7 @@ def pages(found: dict[str, list[Run]]) -> dict[Path, str]:
     lines: list[str] = []
     for kind, meaning in KINDS.items():
         names = [name for name in found if about(name, METHODS[name]).kind == kind]
-        names.sort(key=lambda name: fmean(run["up"] for run in found[name]))
+        names.sort(key=lambda name: fmean(map(both, found[name])))
         lines += [f"### {kind[0].upper()}{kind[1:]}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
         lines += [*table(found, names, "methods/{}.md"), ""]
     readme, which = ROOT / "README.md", ROOT / "docs" / "which.md"

@@ -67,7 +67,9 @@ def test_bits_make_it_small_and_statistics_stay_exact(command, tmp_path):
     code, printed, _ = command("encode", "after.safetensors", "--base", "before.safetensors", "--bits", "1")
     assert code == 0
     found = re.fullmatch(
-        r"wrote after\.frame: ([\d,]+) bytes became ([\d,]+) \(([\d.]+) times fewer bytes than the file\); rounding error 0\.\d+\n", printed
+        r"wrote after\.frame: ([\d,]+) bytes became ([\d,]+) \(([\d.]+) times fewer bytes than the file\); "
+        r"rounding error 0\.\d+\n",
+        printed,
     )
     before, after = ((tmp_path / f"after.{end}").stat().st_size for end in ("safetensors", "frame"))
     assert found is not None

@@ -88,7 +88,9 @@ def lines(*runs: RunFolder) -> dict[str, str]:
 def test_the_reason_is_told_in_figures():
     cheap, dear = run("cheap", 12_300_000, personalised=0.931), run("dear", 38_000_000, personalised=0.934)
     told = lines(cheap, dear, run("far", 10_000, personalised=0.9))["personalised"]
-    assert re.search(r"take cheap, personalised 93.1% with 24.6 MB in both directions: .*\(dear, 93.4% with 76.0 MB in", told)
+    assert re.search(
+        r"take cheap, personalised 93.1% with 24.6 MB in both directions: .*\(dear, 93.4% with 76.0 MB in", told
+    )
     alone = lines(run("separate", 0, personalised=0.93), cheap)["personalised"]
     assert "take separate, personalised 93.0% with nothing sent" in alone
     alone = lines(run("best", 5, **{"global": 0.9}), run("x", 9, **{"global": 0.5}))["global"]
@@ -136,7 +138,9 @@ def test_who_trains_but_once_trains_as_long_as_the_others_in_all():
 def test_bytes_are_worth_it_only_above_local_training():
     apart, near, best = (run(f"m{up}", up, personalised=a) for up, a in ((0, 0.9), (5, 0.908), (90, 0.915)))
     told = lines(apart, near, best)["personalised"]  # m5 is near the best, but not a percentage point above m0
-    assert re.search("take m90, personalised 91.5% with 0.000180 MB in both directions: .*better than local training", told)
+    assert re.search(
+        "take m90, personalised 91.5% with 0.000180 MB in both directions: .*better than local training", told
+    )
     assert "take m5, " in lines(near, best)["personalised"]  # nobody is known to do without
 
 
@@ -227,7 +231,9 @@ def test_a_page_of_forty_runs(tmp_path):
     assert [trace["text"][0] for trace in marks if trace["marker"]["symbol"] == "star"] == ["m34"]
     assert all(trace["x"][0] > 0 for trace in marks)  # on a logarithmic axis, nothing sent has a place, too
     assert layout["xaxis"]["ticktext"][0] == "0"
-    assert not [trace for trace in traces if len({*trace["x"]}) == 1 < len(trace["x"])]  # no line at a budget, of uplink
+    assert not [
+        trace for trace in traces if len({*trace["x"]}) == 1 < len(trace["x"])
+    ]  # no line at a budget, of uplink
 
 
 def test_of_few_runs_all_are_named_in_the_chart(tmp_path):

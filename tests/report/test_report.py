@@ -28,7 +28,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.core import gallery
 from fewbytes.report import activations, pictures, read_run, read_runs, summary_table, write_report
 from fewbytes.report.folder import RunFolder
-from fewbytes.report.table import KINDS
+from fewbytes.report.table import KINDS, megabytes
 
 CLIENTS, ROUNDS = 8, 6
 HOSTILE = '</script><img src="http://evil.test/x" onerror="document.title=1"><b>&amp;%{y}'
@@ -627,7 +627,7 @@ def test_a_run_that_could_round_nothing_says_so(tmp_path: Path) -> None:
 def test_scores_are_drawn_over_the_bytes_of_both_directions_and_of_each(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a"))
     charts = charts_of(write_report([run], tmp_path / "r.html").read_text("utf-8"))
-    at = {over: charts[f"scores-{over}"]["all"][0][0]["x"] for over in ("both", "uplink", "downlink")}
+    at = {over: charts[f"scores-{over}"]["accuracy"][0][0]["x"] for over in ("both", "uplink", "downlink")}
     assert at["both"] == pytest.approx([up + down for up, down in zip(at["uplink"], at["downlink"], strict=True)])
     assert at["both"][-1] * 1e6 == pytest.approx(ledger_sum(run.path, "bytes_up") + ledger_sum(run.path, "bytes_down"))
 
