@@ -31,6 +31,7 @@ from fewbytes.report.leaks import succeeds
 from fewbytes.report.table import decibels, percent
 
 DOCS = Path(__file__).parents[1] / "docs"
+ASSET = DOCS.parent / "src" / "fewbytes" / "report" / "assets" / "leaks.json"
 TERMS = {"rounds": 10, "clients": 5, "partition": "iid", "samples": "180/60"}
 LOCAL = {"epochs": 4, "lr": 0.1, "batch": 20}
 METHODS: dict[str, dict[str, Any]] = {
@@ -142,6 +143,13 @@ def page(results: Results) -> str:
     return PAGE.format(rows="\n".join(rows), **TERMS, **LOCAL)
 
 
+def asset(results: Results) -> str:
+    """The figures that the page about what left quotes, by method (`fewbytes.report.audit`)."""
+    found = {method: cells(method, results) for method in sorted(results)}
+    quoted = {method: {what: each[what] for what in ("images", "members")} for method, each in found.items()}
+    return json.dumps(quoted, indent=1) + "\n"
+
+
 def card(method: str, results: Results, text: str) -> str:
     """A method's page with its paragraph on leaks, replaced in place or appended."""
     told = "; ".join(f"{what}: {figure}" for what, figure in cells(method, results).items())
@@ -198,6 +206,7 @@ def main() -> None:
         file_of_card = DOCS / "methods" / f"{method}.md"
         file_of_card.write_text(card(method, results, file_of_card.read_text()))
     (DOCS / "leaks.md").write_text(page(results))
+    ASSET.write_text(asset(results))
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def test_a_node_makes_so_many_run_folders_and_no_more(tmp_path):
         )
     with pytest.raises(fb.FewbytesError, match="2 run folders"):
         run("fedavg", tmp_path / "servers" / "third", task=task(), grid=grid)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second", "servers"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["first", "second", "servers"]
 
 
 def test_runs_that_are_of_another_task_make_no_more_folders(tmp_path):

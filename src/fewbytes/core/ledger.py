@@ -15,11 +15,11 @@ import numpy as np
 from fewbytes.core.problem import Id
 from fewbytes.wire.value import Counted
 
-OUTCOMES = ("answered", "unreachable", "late", "failed", "rejected", "surplus", "excluded")
+OUTCOMES = ("answered", "unreachable", "late", "failed", "rejected", "surplus", "excluded", "declined")
 """Outcomes, in order: a reply came; the node was missing; no reply in time; the handler failed; the reply was refused,
 before any use or because it broke the round, which was then repeated without it; others were faster than this surplus
 client, or a stream's client (`Network.stream`) was still at work after the last round, or left; not asked, by the
-operator's setting or after too many refused replies."""
+operator's setting, after too many refused replies, or as its site declines; the site's policy declines."""
 
 
 @dataclass(frozen=True)

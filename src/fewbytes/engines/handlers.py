@@ -118,6 +118,7 @@ class Done(msgspec.Struct, array_like=True):
     rounded: int = 0  # number of the reply's rounded values
     first: bytes = b""  # digest of the weights that the client's model starts from, where the server needs it
     spent: tuple[float, float | None] | None = None  # epsilon spent by other runs, and the limit for all runs
+    declined: bool = False  # whether `error` is a refusal by the site's policy
 
 
 class Handlers:
@@ -159,6 +160,8 @@ class Runner:
         self._shared = Shared(store if diary is None else diary)
         self.check: Callable[[Id, Any], None] = lambda client, message: None
         """Called with each message before its use; raises an error for an unacceptable message."""
+        self.leaving: Callable[[Any], None] = lambda reply: None
+        """Called with each reply before it is packed."""
         prepare_device(task.problem.device, task.problem.precision)
         self.state_class = method.state_class("client")
         if task.problem.privacy is not None:
@@ -195,6 +198,7 @@ class Runner:
         if handler.reply is not None:
             if type(reply) is not handler.reply:
                 raise MethodError(f"it must reply {with_article(handler.reply)}, it replied {returned(reply)}")
+            self.leaving(reply)
             statistics = self.task.problem.statistics(job.client)
             lossy = lossy_for(job.rate, statistics, lost, averaged=True) if job.rate else None
             frame = pack(reply, layout=layout, base=Base.together(bases), coded=self.coded, lossy=lossy)

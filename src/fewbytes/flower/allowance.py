@@ -133,6 +133,12 @@ class Allowance:
         spent = epsilon_of(others, allowed.delta if allowed.limits else self._promise.delta)
         return spent, allowed.epsilon if allowed.limits else None
 
+    def spent(self) -> float:
+        """The epsilon that all runs have spent, at the delta of the limit or, without one, of the run's promise."""
+        diary = self._diary()
+        delta = allowed.delta if (allowed := self._limit(diary)).limits else self._promise.delta
+        return epsilon_of([entry.spent for entry in self._entries(diary)], delta)
+
     def _limit(self, diary: Diary) -> Allowed:
         return Allowed(*diary.first) if self._allowed is None else self._allowed
 

@@ -28,6 +28,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
+from fewbytes.core.site_policy import SitePolicy
 from fewbytes.core.task import Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
@@ -35,11 +36,12 @@ from fewbytes.engines.results import unable
 from fewbytes.engines.workers import keep_memory
 from fewbytes.flower.allowance import Allowed, Allows
 from fewbytes.flower.cluster import FarFrames, FarNode, Home
+from fewbytes.flower.gate import Gate
 from fewbytes.flower.link import Exchange
 from fewbytes.flower.logged import Logged
 from fewbytes.flower.messages import decoded, read_content, sealed, split_frames, write_content
 from fewbytes.flower.network import grid_engine
-from fewbytes.flower.node import DIFFERENT, TELL, Node, Order
+from fewbytes.flower.node import DIFFERENT, TELL, Node, Order, encoded
 from fewbytes.running.drive import drive
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
@@ -47,6 +49,8 @@ from fewbytes.running.settings import Settings
 
 FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
 """The folders of a path, up to its last part."""
+_gates: dict[tuple[str, Any], Gate] = {}
+"""This process's gates, by folder and the client whose data are here."""
 _nodes: dict[tuple[str, str, str, Any], Node] = {}
 """This process's nodes, by app, folder, run, and the client whose privacy is counted."""
 
@@ -77,7 +81,8 @@ def client_app(
     100), `privacy-in-all` (what all runs together may spend of the samples' privacy, `epsilon=8,delta=1e-5`, or `any`;
     default: what the first run promises) and `max-drift` (how far a unit of the first layer of a model may have turned
     from the agreed first model's: 1 minus the cosine, 0 to 2; where it is set, methods that send anything but the model
-    are refused; default: any distance).
+    are refused; default: any distance). The site's policy (`fewbytes.core.site_policy`) is read from
+    there, too; `key` is the file of the private key that signs the record of what left.
     """
     return _register(_Shared(_Client(method, task, folder)), app)
 
@@ -137,8 +142,8 @@ def make_client_app(
         try:
             done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
         except Exception as error:  # Flower would send the server paths and lines
-            done, reply = unable(order.job, error), b""
-        answer = msgspec.msgpack.encode(_public(done))
+            done, reply = _public(unable(order.job, error)), b""
+        answer = encoded(done)
         name = frame_folder.put(reply) if frame_folder is not None and reply else ""
         return Message(write_content(answer, reply, name, sealed(text, answer, reply)), reply_to=message)
 
@@ -178,14 +183,31 @@ def _served(
         torch.set_num_threads(int(context.node_config.get("threads", 1)))  # equal bit for bit only at 1
         keep_memory()
     node = _nodes[where]
+    if frame_folder is None:
+        node.gate = _gate(base, here, context.node_config)
     with nullcontext() if allowed is None else only_allowed(*allowed, anywhere=False):
         if kind == "query.data":
-            return node.sample_counts(order, str(context.node_config.get("tell", TELL[0]))), b""
+            done = node.sample_counts(order, str(context.node_config.get("tell", TELL[0])))
+            return node.recorded(order, [], _public(done), b"")
         if kind == "query.save":
-            return node.save_model(order, msgspec.json.decode(frame, type=dict[str, Any])), b""
+            return _public(node.save_model(order, msgspec.json.decode(frame, type=dict[str, Any]))), b""
         if frame_folder is not None:
-            return node.answer(order, [frame_folder.get(part.at) for part in job.parts])
-        return node.answer(order, split_frames(frame, [part.length for part in job.parts]))
+            done, reply = node.answer(order, [frame_folder.get(part.at) for part in job.parts])
+            return _public(done), reply
+        frames = split_frames(frame, [part.length for part in job.parts])
+        done, reply = node.answer(order, frames)
+        return node.recorded(order, frames, _public(done), reply)
+
+
+def _gate(folder: Path, here: Any, config: Mapping[str, Any]) -> Gate:
+    """The gate of a node with this configuration, one in this process."""
+    place, key = (str(folder), here), config.get("key")
+    policy = SitePolicy.read(config, others=True)
+    if place not in _gates or _gates[place].policy != policy:
+        _gates[place] = Gate(
+            folder, None if here is None else int(here), policy, None if key is None else Path(str(key))
+        )
+    return _gates[place]
 
 
 def _allows(config: Mapping[str, Any]) -> Allows:
@@ -204,7 +226,7 @@ def _allows(config: Mapping[str, Any]) -> Allows:
 def _public(done: Done) -> Done:
     """What the server may see: of an error only its `public_text`, no folders but those under FEWBYTES_DATA, and no
     trace. The full error goes to this node's log."""
-    if not done.error or done.error.startswith(DIFFERENT):
+    if not done.error or done.declined or done.error.startswith(DIFFERENT):
         return done
     print(f"ERROR: {done.error}\n{done.trace}".rstrip(), file=sys.stderr, flush=True)
     root = os.environ.get("FEWBYTES_DATA")

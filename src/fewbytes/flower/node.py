@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,23 @@ from fewbytes.base.errors import FewbytesError, FrameError, UserError
 from fewbytes.base.files import locked, make_durable, private_folder, remove_leftovers, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
+from fewbytes.core.site_policy import Request
 from fewbytes.core.task import Task
 from fewbytes.core.trust import check_drift
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.results import attempt
 from fewbytes.engines.store import ClientStore
 from fewbytes.flower.allowance import Allowance, Allows
+from fewbytes.flower.gate import DECLINED, Gate, minute, say
+from fewbytes.methods import registered
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire.frame import FORMAT, Parsed, digest_of
+from fewbytes.wire.schema import leaves_of
 
 TELL = ("sizes", "labels", "nothing")
 """What a node may report of its client's data before the run; a method's replies may reveal more."""
+DATA = ":data"
+"""The handler that asks a node for its client's sample counts."""
 CLIENTS = "checkpoint/clients"  # in a run folder
 USUAL = Allows()
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -59,6 +65,10 @@ class Order(msgspec.Struct, array_like=True):
     nonce: bytes = b""  # distinguishes runs with the same name
 
 
+Fields = dict[str, list[str]]
+"""The fields of a reply by path, each with the names of its entries."""
+
+
 class StoredReply(msgspec.Struct, array_like=True):
     """A client's last reply: its job, a digest of its order, and the reply."""
 
@@ -66,6 +76,7 @@ class StoredReply(msgspec.Struct, array_like=True):
     asked: bytes
     done: Done
     frame: bytes
+    fields: Fields = {}
 
 
 def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
@@ -95,7 +106,12 @@ class Node:
     the versions that the server may ask for, and its last reply, so that a repeated order is answered again but carried
     out once. Both survive a power failure once the order is answered. `settings`: those that the server sends.
     `allows`: the node's limits; None: a simulation, whose server and nodes end together, so that no reply is kept.
+    `gate`: applies the policy of the site whose client is asked, and records what leaves; set before each order, as
+    one process may serve several sites (None: a simulation).
     """
+
+    gate: Gate | None = None
+    _nonce: bytes | None = None
 
     def __init__(
         self, method: Method, task: Task, folder: Path, run: str, settings: str = "", allows: Allows | None = USUAL
@@ -103,19 +119,25 @@ class Node:
         if not RUN_NAME.fullmatch(run):
             raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
         self.method, self.task, self.folder, self.replies = method, task, folder / run, allows is not None
-        self._nonce: bytes | None = None
+        self._settings, self._fields = settings, Fields()
         if allows is not None and not self.folder.exists():
             _check_room(folder, allows.run_folders)
         private_folder(self.folder)
         private_folder(self.folder / "checkpoint")
         self.store = ClientStore(self.folder / CLIENTS)
         remove_leftovers(self.store.folder)
-        terms, self._allowance = task.problem.privacy, None
-        if allows is not None and terms is not None:
-            self._allowance = Allowance(self.store, folder, run, settings, terms, allows)
+        terms = task.problem.privacy
+        counted = None if allows is None or terms is None else (terms, allows)
+        self._allowance = None if counted is None else Allowance(self.store, folder, run, settings, *counted)
         self.runner = Runner(method, task, self.store, True, self._allowance)
         if allows is not None and allows.drift != math.inf:
-            self.runner.check = partial(check_drift, task.problem, most=allows.drift)
+            self.runner.check = functools.partial(check_drift, task.problem, most=allows.drift)
+        self.runner.leaving = self._note
+
+    @functools.cached_property
+    def _replying(self) -> set[str]:
+        """The names of the handlers that send a reply."""
+        return {each.name for each in self.method.handlers() if each.reply is not None}
 
     def answer(self, order: Order, frames: Sequence[memoryview]) -> tuple[Done, bytes]:
         """Run the order's job with the frames of its messages, or return its stored reply: the result and the reply's
@@ -135,6 +157,8 @@ class Node:
             return Done(number, error=f"tell is one of {', '.join(TELL)}, not {tell!r}, in this node's configuration")
         if why := self._unable(order):
             return Done(number, error=why)
+        if why := self._refusal(self._request(order, order.agreed)):
+            return declined(order.job, why)
         counts = self.task.data.label_counts()
         train, test = counts["train"][client], counts["test"][client]
         spent = None
@@ -184,8 +208,12 @@ class Node:
     def _answer(self, order: Order, frames: Sequence[memoryview]) -> tuple[Done, bytes]:
         job = order.job
         asked = self._digest(order, frames)
-        kept = self._kept(job.client)
+        request = self._request(order, asked)
+        if why := self._refusal(request):
+            return declined(job, why), b""
+        kept = _kept(self._path(job.client))
         if kept is not None and kept.asked == asked and _whole(kept.frame):
+            self._fields = kept.fields
             return kept.done, kept.frame
         if kept is not None and job.number < kept.number:
             return Done(job.number, error="the order is older than one this client has already followed"), b""
@@ -193,11 +221,14 @@ class Node:
             return Done(job.number, error="the client is past the state that this order is for"), b""
         if job.version and not self.store.path(job.client, job.version).exists():
             return Done(job.number, error=f"the client's state (version {job.version}) is gone from its node"), b""
+        self._fields = {}
         done, reply = attempt(self.runner, job, frames)
         packed = b"" if reply is None else bytes(reply)
+        if self.gate is not None and (why := self.gate.withheld(request, len(encoded(done)) + len(packed))):
+            return declined(job, why), b""
         if not done.error and job.handler != SCORE:
             record = (
-                StoredReply(job.number, asked, done, packed)
+                StoredReply(job.number, asked, done, packed, self._fields)
                 if self.replies
                 else StoredReply(job.number, b"", Done(0), b"")
             )
@@ -207,6 +238,31 @@ class Node:
                 file.write(msgspec.msgpack.encode(record))
             self.store.keep_only_of(job.client, range(min(order.kept, job.version), done.version + 1))
         return done, packed
+
+    def recorded(self, order: Order, frames: Sequence[memoryview], done: Done, reply: bytes) -> tuple[Done, bytes]:
+        """The answer, once it is recorded that it leaves; a refusal in its place if it must not leave."""
+        if self.gate is None or done.declined:
+            return done, reply
+        own = order.job.handler in (DATA, SCORE)
+        request = self._request(order, order.agreed if own else self._digest(order, frames))
+        about: dict[str, Any] = {"fields": self._fields if len(reply) else {}, "beside": _beside(done)}
+        if self._allowance is not None and request.replies:
+            about["epsilon"] = round(self._allowance.spent(), 6)
+        if why := self.gate.leaves(request, [encoded(done), reply], about):
+            return declined(order.job, why), b""
+        return done, reply
+
+    def _note(self, reply: Any) -> None:
+        """Note the names of what a reply has."""
+        self._fields = {leaf.path: [name for name in leaf.tensors if name] for leaf in leaves_of(reply)}
+
+    def _refusal(self, request: Request) -> str:
+        return "" if self.gate is None else self.gate.refusal(request)
+
+    def _request(self, order: Order, asked: bytes) -> Request:
+        about = functools.partial(in_common, self.method, self.task, order.job.client)
+        approved = self.gate is None or self.gate.approved(order.run, order.agreed, self._settings, about)
+        return request_of(self.method, self.task, order, asked, order.job.handler in self._replying, approved)
 
     def _goes_back(self, job: Job) -> bool:
         return job.handler == SCORE or self.method.goes_back(job.handler)
@@ -220,11 +276,56 @@ class Node:
     def _path(self, client: Id) -> Path:
         return self.store.folder / f"{client}.reply"
 
-    def _kept(self, client: Id) -> StoredReply | None:
-        try:
-            return msgspec.msgpack.decode(self._path(client).read_bytes(), type=StoredReply)
-        except (OSError, msgspec.MsgspecError):
-            return None  # nothing kept, or torn by a loss of power: doing it again gives the same
+
+def request_of(method: Method, task: Task, order: Order, asked: bytes, replies: bool, approved: bool) -> Request:
+    """What an order with the digest `asked` asks of the site. `replies`: whether its handler sends a reply; `approved`:
+    whether a person approved of its run."""
+    job, terms = order.job, task.problem.privacy
+    promise = None if terms is None or terms.privacy.noise == "seeded" else terms.privacy
+    return Request(
+        order.run,
+        job.round,
+        job.handler,
+        asked.hex()[:32],
+        frozenset(map(registered, method.runs())),
+        len(task.data.clients[job.client].train),
+        replies,
+        hidden=method.promises.hides,
+        privacy=None if promise is None else (promise.epsilon, promise.delta),
+        approved=approved,
+        minute=minute(),
+    )
+
+
+def declined(job: Job, why: str) -> Done:
+    """The answer of a site that declines, which its own log says, too."""
+    say(f"round {job.round}, {job.handler}: declined, as {why}")
+    return Done(job.number, error=f"{DECLINED}{why}", declined=True)
+
+
+def encoded(done: Done) -> bytes:
+    """An answer without its frame, as it travels."""
+    return msgspec.msgpack.encode(done)
+
+
+def _beside(done: Done) -> list[str]:
+    """The names of what an answer has beside its reply."""
+    records = done.records
+    measured: dict[str, Collection[str]] = {
+        "scores": records.scores, "losses": records.losses, "measures": records.measures
+    }  # fmt: skip
+    there = [f"{kind}: {name}" for kind, by in measured.items() for name in by]
+    there += [f"scores: {name}" for name in done.scores]
+    if done.sample_counts is not None and done.sample_counts[0] is not None:
+        there.append("numbers of samples" + ("" if isinstance(done.sample_counts[0], int) else " by class"))
+    return there + (["an error's text"] if done.error else [])
+
+
+def _kept(path: Path) -> StoredReply | None:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=StoredReply)
+    except (OSError, msgspec.MsgspecError):
+        return None  # nothing kept, or torn by a loss of power: doing it again gives the same
 
 
 def _whole(frame: bytes) -> bool:

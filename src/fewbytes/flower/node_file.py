@@ -9,6 +9,7 @@ import msgspec
 import tomli_w
 
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.core.site_policy import SitePolicy
 
 
 class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,6 +37,10 @@ class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
         me = about.config.get("partition-id", 0)  # a node's registered name, too, says whose data it has
         if not isinstance(me, int) or me < 0:
             raise UserError(f"{path}: partition-id is {me!r}: expected the number of the client whose data are here")
+        try:
+            SitePolicy.read(about.config)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
         return about
 
     def placed(self, folder: Path) -> NodeFile:

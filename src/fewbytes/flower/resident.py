@@ -115,7 +115,8 @@ class _Resident(threading.Thread):
             self._say(f"refused: {why}")
             return Message(Error(APP_REFUSED, why), reply_to=message)
         try:
-            return self._app(message, self.fleet.context(run, self.about.config))
+            config = {"key": self.about.key, **self.about.config}
+            return self._app(message, self.fleet.context(run, config))
         except (RunOver, Refused, Stopped):
             raise
         except Exception as error:  # Flower's own node reports as much to the server

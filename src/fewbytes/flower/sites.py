@@ -22,8 +22,9 @@ from fewbytes.engines.store import ClientStore
 from fewbytes.engines.terms import Terms
 from fewbytes.engines.transport import Sites
 from fewbytes.flower.link import Link
+from fewbytes.flower.node import DATA
 from fewbytes.flower.nodes import Nodes
-from fewbytes.flower.transport import DATA, GridTransport
+from fewbytes.flower.transport import GridTransport
 from fewbytes.running.watcher import Watcher
 
 MOST_WAITING = 300.0  # seconds between tries of a round that too few answered
@@ -39,6 +40,7 @@ class GridSites(Sites):
         self._link, self._nodes, self._transport, self._dispatcher = link, nodes, transport, dispatcher
         self._roster, self._unable, self._watcher = dispatcher.roster, dispatcher.roster.unable, watcher
         self._firsts, self._agreed = Firsts(self._problem), set[Id]()
+        self._declined = set[Id]()  # clients that are not asked, as their sites have declined
         dispatcher.on_awaited = lambda clients: watcher.awaited([nodes.called(i) for i in clients])
 
     def called(self, client: Id) -> str:
@@ -56,6 +58,7 @@ class GridSites(Sites):
 
     def arrivals(self, due: Sequence[Id]) -> tuple[list[Id], list[LeftOut]]:
         """The due clients whose nodes are connected and can take part; waits for them if no other client is left."""
+        self._without_declined()
         if due and not self._roster.clients:
             there = self._connected(set(due))
         else:
@@ -64,10 +67,34 @@ class GridSites(Sites):
         able = self._agree(there)
         return able, [self._absence(i) for i in due if i not in able]
 
+    def _without_declined(self) -> None:
+        """Ask no more the clients whose sites have declined, until they agree again; one that then declines again,
+        without an answer between, only takes part after a resumption. Raises TooFewReplies if too few are left."""
+        not_asked, present = self._roster.not_asked, self._roster.clients
+        for client, why in self._transport.declined.items():
+            self._declined.add(client)
+            self._agreed.discard(client)
+            not_asked[client] = self._with_name(client, why)
+            self._pass_over(client, why)
+        self._transport.declined.clear()
+        again = [i for i in sorted(self._declined) if i in self._nodes.of and self._transport.declines[i] < 2]
+        for client in self._agree(again):
+            self._declined.remove(client)
+            del not_asked[client]
+        out = [i for i in present if i in not_asked]
+        left, needed = len(present) - len(out), self._needed(set(present))
+        if not self._declined.isdisjoint(present) and left < max(1, needed):
+            why = "; ".join(f"{self.called(i)}: {not_asked[i]}" for i in out[:5])
+            raise TooFewReplies(
+                f"{left} of {len(present)} clients are left, at least {max(1, needed)} must be (--min-replies "
+                f"{self._policy.min_replies:g} of them): {why}; the run can be resumed"
+            )
+
     def patient(self, tries: int) -> bool:
         """Wait for clients to return: 1, 2, 4, … seconds, up to five minutes."""
         if tries > self._policy.retries:
             return False
+        self._without_declined()
         self._link.wait(min(2.0 ** (tries - 1), MOST_WAITING))
         self._nodes.refresh()
         return True

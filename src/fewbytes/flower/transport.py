@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -17,13 +18,11 @@ from fewbytes.engines.terms import Terms
 from fewbytes.engines.transport import Answer, Transport
 from fewbytes.flower.link import Link
 from fewbytes.flower.messages import decoded, read_content, seal_of, sealed, write_content
-from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
+from fewbytes.flower.node import DATA, DIFFERENT, Order, digest, in_common
 from fewbytes.flower.nodes import Nodes
 from fewbytes.flower.private.errors import away
 from fewbytes.wire import Frame
 
-DATA = ":data"
-"""The handler that asks a node for its client's sample counts."""
 KINDS = {SCORE: "evaluate.score", SAVE: "query.save", DATA: "query.data"}
 """The message types of the engine's own handlers."""
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
@@ -43,6 +42,10 @@ class GridTransport(Transport):
         self.ahead = link.exchange.ahead or sys.maxsize
         self.oldest: dict[Id, int] = {}
         """The version of each client's state that a kept checkpoint names: nodes may remove older ones."""
+        self.declined: dict[Id, str] = {}
+        """Clients whose sites declined an order since this was last emptied, and why."""
+        self.declines = Counter[Id]()
+        """How often each client's site declined since the client last sent a reply."""
         self._terms, self._link, self._nodes, self._nonce = terms, link, nodes, nonce
         self._run, self._frames = terms.folder.resolve().name, link.exchange.frame_folder
         self._agreed: dict[Any, bytes] = {}
@@ -113,10 +116,15 @@ class GridTransport(Transport):
             why = self._difference(job.client, done.error.removeprefix(DIFFERENT))
             return Answer("failed", why, different=True)
         if done.error:
-            return Answer("failed", cleaned(done.error), done, frame)
+            if done.declined and job.handler != DATA:
+                self.declined[job.client] = cleaned(done.error)
+                self.declines[job.client] += 1
+            return Answer("declined" if done.declined else "failed", cleaned(done.error), done, frame)
         sent = self._sent[job.number]
         if seal_of(reply.content) != sealed(sent.order, text, frame):
             return Answer("rejected", "it answers another order, of an earlier round or another run", done, frame)
+        if job.handler not in KINDS:
+            self.declines.pop(job.client, None)
         elapsed = self._link.elapsed(sent.id)
         return Answer("answered", "", done, frame, moving=None if elapsed is None else elapsed - done.seconds)
 

@@ -78,6 +78,16 @@ def short_name(name: str) -> str:
     return name.rpartition(":")[2].lower()
 
 
+def registered(method: Method) -> str:
+    """The name by which a method is listed; `module:Class` of one that is not in METHODS, whatever its class's name."""
+    kind = type(method)
+    name = short_name(kind.__name__)
+    ours = kind.__module__.startswith(f"{__name__}.")
+    if ours or (name in METHODS and METHODS[name] is kind):
+        return name
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 def _added() -> dict[str, list[EntryPoint]]:
     """The entry points of installed packages by name."""
     return _added_from(tuple(sys.path))

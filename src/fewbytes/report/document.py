@@ -22,8 +22,35 @@ _PLOTLY = Path(__file__).parent / "assets" / "plotly-cartesian.min.js.gz"
 
 def document(template: str, charts: Charts, **values: Any) -> str:
     """The page of a template, filled with values and the charts that the template places."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # needed only to write a page
     from markupsafe import Markup
+
+    environment = _environment()
+    environment.globals["numbers"] = {name: numbers.tables(views) for name, views in charts.items()}
+    packed, script = _PLOTLY.read_bytes(), (_TEMPLATES / "page.js").read_text("utf-8")
+    page: str = environment.get_template(template).render(
+        values,
+        charts=charts,
+        charts_json=Markup(pieces.script_json(charts)),
+        style=Markup((_TEMPLATES / "page.css").read_text("utf-8")),
+        plotly=base64.b64encode(packed).decode(),
+        script=Markup(script),
+        hashes=[
+            base64.b64encode(hashlib.sha256(code).digest()).decode()
+            for code in (gzip.decompress(packed), script.encode())
+        ],
+    )
+    return page
+
+
+def plain_document(template: str, **values: Any) -> str:
+    """The page of a template without scripts or charts, filled with values."""
+    page: str = _environment().get_template(template).render(values)
+    return page
+
+
+def _environment() -> Any:
+    """The templates, with the filters that they use."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # needed only to write a page
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -41,17 +68,4 @@ def document(template: str, charts: Charts, **values: Any) -> str:
         "seconds": seconds,
         "whole": whole,
     }
-    environment.globals["numbers"] = {name: numbers.tables(views) for name, views in charts.items()}
-    packed, script = _PLOTLY.read_bytes(), (_TEMPLATES / "page.js").read_text("utf-8")
-    return environment.get_template(template).render(
-        values,
-        charts=charts,
-        charts_json=Markup(pieces.script_json(charts)),
-        style=Markup((_TEMPLATES / "page.css").read_text("utf-8")),
-        plotly=base64.b64encode(packed).decode(),
-        script=Markup(script),
-        hashes=[
-            base64.b64encode(hashlib.sha256(code).digest()).decode()
-            for code in (gzip.decompress(packed), script.encode())
-        ],
-    )
+    return environment
