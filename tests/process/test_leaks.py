@@ -23,6 +23,7 @@ def results() -> dict:
 def test_the_page_and_the_cards_that_are_there_are_made_of_the_results_that_are_there(results):
     assert results.keys() == leaks.METHODS.keys()
     assert leaks.page(results) == (ROOT / "docs" / "leaks.md").read_text()
+    assert leaks.asset(results) == leaks.ASSET.read_text()
     for method in results:
         text = (ROOT / "docs" / "methods" / f"{method}.md").read_text()
         assert leaks.card(method, results, text) == text

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fewbytes.analysis.settings import Attacking, Imprinting, Inferring, Poisoning, Probing, attack_of
+from fewbytes.base.errors import FewbytesError
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.cli.shared import Allow, AsJson, naming, show, standard_output_for
 from fewbytes.experiments.display import console, note, printed, progress
@@ -147,6 +148,46 @@ def export(
     else:
         printed.print("wrote " + ", ".join(path.name for path in paths), soft_wrap=True)
         printed.print(f"how to run it: {paths[0].parent / 'README.md'}", soft_wrap=True)
+
+
+def audit(
+    folder: Annotated[Path, typer.Argument(help="A node's folder, or one with several, which holds egress.jsonl.")],
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The node's public key, as registered (default: beside the record).", metavar="FILE"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file (default: FOLDER/audit.html).", metavar="FILE")] = None,
+) -> None:
+    """Verify a node's record of what left it, and write a page about it that can be printed.
+
+    Exit code 1: the record was changed; the line is named.
+
+    Example: `fewbytes audit ~/.fewbytes/nodes`
+    """
+    from fewbytes.report.audit import PAGE, audited, records_in, write_audit
+
+    sites = [audited(place, key) for place in records_in(folder)]
+    page = write_audit(sites, out or folder / PAGE, "What left this site")
+    for site in sites:
+        printed.print(f"{site.name}: {site.verdict}", soft_wrap=True)
+    printed.print(f"page: {page}", soft_wrap=True)
+    if changed := [site.name for site in sites if not site.sound]:
+        raise FewbytesError(f"changed: the record of {', '.join(changed)}")
+
+
+def statement(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    out: Annotated[Path | None, typer.Option(help="Output file (default: RUN/statement.html).", metavar="FILE")] = None,
+    allow: Allow = None,
+) -> None:
+    """Write a page about what the clients of a run sent, and what attacks learn from it, to be printed."""
+    from fewbytes.report import read_runs
+    from fewbytes.report.audit import STATEMENT, stated, write_audit
+
+    with naming(allow, run):
+        [found] = read_runs([run])
+        page = write_audit([stated(found)], out or run / STATEMENT, f"What the clients of {run.resolve().name} sent")
+    printed.print(f"page: {page}", soft_wrap=True)
 
 
 def inspect_file(

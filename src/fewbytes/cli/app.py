@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fewbytes.base.errors import FewbytesError, LikelyMistake, UserError, error_text, raised_at, visible
 from fewbytes.base.named import look_in
-from fewbytes.cli.after import attack, export, inspect_file, probe, report
+from fewbytes.cli.after import attack, audit, export, inspect_file, probe, report, statement
 from fewbytes.cli.codec import decode, encode
 from fewbytes.cli.machines import be_nodes, deploy
 from fewbytes.cli.more import doctor, new, reproduce
@@ -28,7 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor):
+for command in (
+    *(methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor),
+    *(audit, statement),
+):
     app.command()(command)
 app.command("node")(be_nodes)
 app.command("inspect")(inspect_file)
