@@ -19,7 +19,7 @@ from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
 ROUNDS = 4
 PATIENCE = 600
 """Seconds after which a test no longer waits for what must come: only a failure takes that long, on any machine."""
-TIMES = ("seconds", "seconds_scoring", "peak_memory_bytes")
+TIMES = ("seconds", "seconds_scoring", "time", "peak_memory_bytes")
 
 
 def timeless(value):

@@ -15,6 +15,7 @@ import fewbytes as fb
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
+from commands import fewbytes
 from flower_grid import MemoryGrid, left_out, rounds_of, run
 from modules import needs
 
@@ -22,7 +23,10 @@ from fewbytes.base.chain import verify
 from fewbytes.core.site_policy import KEYS
 from fewbytes.experiments.app import _of_a_node, read_run_config
 from fewbytes.flower import gate
-from fewbytes.flower.apps import client_app
+from fewbytes.flower.apps import client_app, serve_run
+from fewbytes.flower.link import Exchange
+from fewbytes.running.run import Run
+from fewbytes.running.settings import Settings
 
 METHOD = CASES["fedavg"]
 SITE = 1  # the client whose site has a policy
@@ -81,7 +85,6 @@ REFUSED = {  # by the rule: what the server is told
 @pytest.mark.parametrize("key", REFUSED)
 def test_a_run_that_asks_for_more_begins_without_the_site_and_ends_with_the_others(key, tmp_path, monkeypatch):
     value, why = REFUSED[key]
-    monkeypatch.setattr(gate, "minute", lambda: 12 * 60)
     monkeypatch.setattr("fewbytes.flower.node.minute", lambda: 12 * 60)
     result = go(tmp_path, {key: value})
     assert result.summary["status"] == "done"
@@ -251,3 +254,24 @@ def test_a_reply_that_is_sent_again_is_recorded_again(tmp_path):
     grid.answer(message)
     first, again = (line for line in lines(tmp_path) if line["replies"])
     assert (first["digest"], first["fields"]) == (again["digest"], again["fields"])
+
+
+def test_a_reply_that_a_node_has_kept_can_be_inspected(tmp_path):
+    go(tmp_path, {})
+    done = fewbytes("inspect", tmp_path / "nodes" / "run" / "checkpoint" / "clients" / f"{SITE}.reply")
+    assert done.returncode == 0, done.stderr
+    assert "theta: weight, bias" in done.stdout
+    assert "beside: scores: personalised, losses: train" in done.stdout
+    assert re.search("payload +Trained", done.stdout)
+    (tmp_path / "0.reply").write_bytes(b"no reply")
+    assert "0.reply is not a reply that a node has kept" in fewbytes("inspect", tmp_path / "0.reply").stderr
+
+
+def test_secure_aggregation_is_what_a_site_requires_and_needs_no_permission_of_its_own(tmp_path):
+    method = fb.SecureAggregation(METHOD)
+    rules = {"methods": "fedavg", "require": "secure-aggregation"}
+    grid = OneSite(client_app(method, task(), tmp_path / "nodes"), rules, {})
+    settings = Settings(rounds=2, out=tmp_path / "run")
+    serve_run(grid, Run.of(method, task(), settings, fb.Policy(retries=0)), exchange=Exchange(poll=0.001))
+    assert {line["hidden"] for line in lines(tmp_path)} == {True}
+    assert {1, 2} <= set(answered(tmp_path))

@@ -22,7 +22,7 @@ def uplink(result: fb.Result) -> list[int]:
 
 def told(result: fb.Result) -> tuple:
     """All that a result says but for how long it took."""
-    rows = [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in result.rounds]
+    rows = [{k: v for k, v in row.items() if not k.startswith("seconds") and k != "time"} for row in result.rounds]
     return rows, {k: v for k, v in result.summary.items() if k not in ("seconds", "peak_memory_bytes")}
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fewbytes.analysis.settings import Attacking, Imprinting, Inferring, Poisoning, Probing, attack_of
-from fewbytes.base.errors import FewbytesError
+from fewbytes.base.errors import FewbytesError, visible
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.cli.shared import Allow, AsJson, naming, show, standard_output_for
 from fewbytes.experiments.display import console, note, printed, progress
@@ -194,14 +194,25 @@ def inspect_file(
     frame: Annotated[
         Path,
         typer.Argument(
-            help="A message's file, from `fewbytes run --keep-frames`, `fewbytes encode` or `fewbytes.codec`."
+            help="A message's file, from `fewbytes run --keep-frames`, `fewbytes encode` or `fewbytes.codec`, or a "
+            "reply that a node has kept (checkpoint/clients/*.reply)."
         ),
     ],
     allow: Allow = None,
 ) -> None:
     """Print the contents of a message that was kept as a file."""
     from fewbytes.experiments.catalogue import payloads
-    from fewbytes.wire.inspect import inspect_frame
+    from fewbytes.wire.inspect import inspect_frame, inspected
 
     with naming(allow, frame.absolute().parent.parent):
-        printed.print(inspect_frame(frame, payloads(frame)))
+        if frame.suffix != ".reply":
+            printed.print(inspect_frame(frame, payloads(frame)))
+            return
+        from fewbytes.flower.node import beside, read_reply
+
+        kept = read_reply(frame)
+        for name, entries in kept.fields.items():
+            printed.print(visible(f"{name}: {', '.join(entries)}" if entries else name), soft_wrap=True)
+        printed.print(visible(f"beside: {', '.join(beside(kept.done)) or 'nothing'}"), soft_wrap=True)
+        if kept.frame:
+            printed.print(inspected(kept.frame, frame, payloads(frame)))

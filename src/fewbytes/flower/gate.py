@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import tomli_w
 from blake3 import blake3
 
 from fewbytes.base.chain import Chain, make_key
+from fewbytes.base.clock import now
 from fewbytes.base.errors import FewbytesError, one_line, visible
 from fewbytes.base.files import locked, private_folder, replacing
 from fewbytes.core.problem import Id
@@ -136,17 +136,6 @@ def _asked(run: str, settings: str) -> bool:
         return input(visible(f"the run {run!r} asks to take part, with {settings}: approve it? [y/N] ")).strip() == "y"
     except EOFError:
         return False
-
-
-def now() -> str:
-    """The time, in UTC, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def minute() -> int:
-    """The local time, in minutes of the day."""
-    there = time.localtime()
-    return 60 * there.tm_hour + there.tm_min
 
 
 def say(text: str) -> None:

@@ -13,18 +13,19 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from fewbytes.base.errors import FewbytesError, FrameError, UserError
+from fewbytes.base.clock import minute
+from fewbytes.base.errors import FewbytesError, FrameError, UserError, one_line
 from fewbytes.base.files import locked, make_durable, private_folder, remove_leftovers, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
-from fewbytes.core.site_policy import Request
+from fewbytes.core.site_policy import HIDING, Request
 from fewbytes.core.task import Task
 from fewbytes.core.trust import check_drift
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.results import attempt
 from fewbytes.engines.store import ClientStore
 from fewbytes.flower.allowance import Allowance, Allows
-from fewbytes.flower.gate import DECLINED, Gate, minute, say
+from fewbytes.flower.gate import DECLINED, Gate, say
 from fewbytes.methods import registered
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire.frame import FORMAT, Parsed, digest_of
@@ -245,7 +246,7 @@ class Node:
             return done, reply
         own = order.job.handler in (DATA, SCORE)
         request = self._request(order, order.agreed if own else self._digest(order, frames))
-        about: dict[str, Any] = {"fields": self._fields if len(reply) else {}, "beside": _beside(done)}
+        about: dict[str, Any] = {"fields": self._fields if len(reply) else {}, "beside": beside(done)}
         if self._allowance is not None and request.replies:
             about["epsilon"] = round(self._allowance.spent(), 6)
         if why := self.gate.leaves(request, [encoded(done), reply], about):
@@ -281,16 +282,17 @@ def request_of(method: Method, task: Task, order: Order, asked: bytes, replies: 
     """What an order with the digest `asked` asks of the site. `replies`: whether its handler sends a reply; `approved`:
     whether a person approved of its run."""
     job, terms = order.job, task.problem.privacy
+    names = frozenset(map(registered, method.runs()))
     promise = None if terms is None or terms.privacy.noise == "seeded" else terms.privacy
     return Request(
         order.run,
         job.round,
         job.handler,
         asked.hex()[:32],
-        frozenset(map(registered, method.runs())),
+        names,
         len(task.data.clients[job.client].train),
         replies,
-        hidden=method.promises.hides,
+        hidden=HIDING in names,
         privacy=None if promise is None else (promise.epsilon, promise.delta),
         approved=approved,
         minute=minute(),
@@ -308,7 +310,7 @@ def encoded(done: Done) -> bytes:
     return msgspec.msgpack.encode(done)
 
 
-def _beside(done: Done) -> list[str]:
+def beside(done: Done) -> list[str]:
     """The names of what an answer has beside its reply."""
     records = done.records
     measured: dict[str, Collection[str]] = {
@@ -319,6 +321,14 @@ def _beside(done: Done) -> list[str]:
     if done.sample_counts is not None and done.sample_counts[0] is not None:
         there.append("numbers of samples" + ("" if isinstance(done.sample_counts[0], int) else " by class"))
     return there + (["an error's text"] if done.error else [])
+
+
+def read_reply(path: Path) -> StoredReply:
+    """A reply that a node has kept. Raises UserError for another file."""
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=StoredReply)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(f"{path} is not a reply that a node has kept: {one_line(error)}") from None
 
 
 def _kept(path: Path) -> StoredReply | None:

@@ -20,16 +20,22 @@ NOTHING: Mapping[str, type[Any]] = MappingProxyType({})
 
 
 def inspect_frame(path: Path, known: Mapping[str, type[Any]] = NOTHING) -> RenderableType:
-    """The frame in a file as a printable page. Raises UserError if the file has no complete frame.
-
-    `known`: payload classes by name. A frame has only its class's name and the fields in order; their names and the
-    meaning of their headers come from the class.
-    """
+    """The frame in a file as a printable page. Raises UserError if the file has no complete frame. `known`: as in
+    `inspected`."""
     try:
         data = path.read_bytes()
     except OSError as error:
         such = ": name a file in its frames/, which --keep-frames keeps" if path.is_dir() else ""
         raise UserError(f"{path} cannot be read: {error.strerror}{such}") from None
+    return inspected(data, path, known)
+
+
+def inspected(data: bytes, path: Path, known: Mapping[str, type[Any]] = NOTHING) -> RenderableType:
+    """A frame as a printable page. Raises UserError, which names the file at `path`, if it is not complete.
+
+    `known`: payload classes by name. A frame has only its class's name and the fields in order; their names and the
+    meaning of their headers come from the class.
+    """
     try:
         parsed = Parsed(data)
     except FrameError as error:
