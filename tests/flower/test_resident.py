@@ -105,9 +105,9 @@ def test_a_node_waits_for_a_superlink_that_is_not_there_and_says_so_once(folder)
 def test_a_node_keeps_the_data_of_one_run(monkeypatch):
     monkeypatch.setattr(app, "_served", {})
     config = {"method": "fedavg", "dataset": "digits", "clients": 2, "rounds": 1, "parameters.epochs": 1}
-    first = [app._serve_client(config | {"out": out}, {"partition-id": 0}) for out in ("a", "b")]
+    first = [app.serve_client(config | {"out": out}, {"partition-id": 0}) for out in ("a", "b")]
     assert first[0] is first[1]
-    other = app._serve_client(config | {"parameters.epochs": 2}, {"partition-id": 0})
+    other = app.serve_client(config | {"parameters.epochs": 2}, {"partition-id": 0})
     assert list(app._served.values()) == [other]
 
 

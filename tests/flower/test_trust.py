@@ -163,10 +163,10 @@ def test_code_that_a_server_names_is_imported_where_its_node_allows_it(key, own)
     config[key] = {"model": "theirs:net", "method": "theirs:FedAvg"}.get(key, "theirs:data")
     for allow in ({}, {"allow": "other,theirs.more,the"}):
         with pytest.raises(fb.UserError, match=r"'theirs:.*' is code"):
-            app._serve_client(config, {"partition-id": 0, **allow})
+            app.serve_client(config, {"partition-id": 0, **allow})
     assert not own.exists()
     for allow in ("other, theirs", config[key]):
-        assert app._serve_client(config, {"partition-id": 0, "allow": allow}).task.problem.clients
+        assert app.serve_client(config, {"partition-id": 0, "allow": allow}).task.problem.clients
     assert own.exists()
 
 
@@ -178,11 +178,11 @@ def test_a_folder_that_a_server_names_is_not_read_unless_its_node_allows_it(name
     name = name.format(tmp_path)
     config = {"method": "fedavg", "clients": 1, "rounds": 1, "dataset": name, "partition": "local"}
     with pytest.raises(fb.UserError, match="under FEWBYTES_DATA") as told:
-        app._serve_client(config, {"partition-id": 0})
+        app.serve_client(config, {"partition-id": 0})
     assert "patient" not in str(told.value)
     if name == f"{tmp_path}/secret":
         with pytest.raises(fb.UserError, match="no labelled images") as told:
-            app._serve_client(config, {"partition-id": 0, "allow": str(tmp_path)})
+            app.serve_client(config, {"partition-id": 0, "allow": str(tmp_path)})
         assert "patient" not in str(told.value)
 
 
@@ -196,9 +196,9 @@ def test_a_folder_that_a_server_names_is_not_read_unless_its_node_allows_it(name
 def test_a_node_refuses_settings_that_a_server_has_no_business_with(key, value, tmp_path):
     (tmp_path / "secret").write_text("root:$6$hash")
     config = {"method": "fedavg", "clients": 2, "rounds": 1, "parameters.epochs": 1, "min_replies": 0.7, "out": "/x"}
-    assert app._serve_client(config, {"partition-id": 0}).task.problem.clients
+    assert app.serve_client(config, {"partition-id": 0}).task.problem.clients
     with pytest.raises(fb.UserError) as told:
-        app._serve_client(config | {key: value.format(secret=tmp_path / "secret")}, {"partition-id": 0})
+        app.serve_client(config | {key: value.format(secret=tmp_path / "secret")}, {"partition-id": 0})
     assert "hash" not in str(told.value)
 
 
@@ -225,7 +225,7 @@ def test_no_setting_has_a_node_open_a_file_that_a_server_names(key, tmp_path, mo
         config["method"] = "fedktl"
     try:
         with suppress(fb.UserError):  # none for what is the server's own
-            app._serve_client(config | {key: str(secret)}, {"partition-id": 0})
+            app.serve_client(config | {key: str(secret)}, {"partition-id": 0})
     finally:
         HOOKS.clear()
     assert not seen
@@ -244,7 +244,7 @@ def test_no_setting_has_a_node_open_a_file_that_a_server_names(key, tmp_path, mo
 def test_what_a_server_says_is_refused_in_one_line_and_takes_no_memory(said, words):
     config = {"method": "fedavg", "clients": 2, "rounds": 1, "dataset": "digits", **said}
     with pytest.raises(fb.UserError, match=words):
-        app._serve_client(config, {"partition-id": 0})
+        app.serve_client(config, {"partition-id": 0})
 
 
 HOOKS: list = []  # an audit hook cannot be taken away again

@@ -102,6 +102,13 @@ def deploy(
 
 def be_nodes(
     files: Annotated[list[Path], typer.Argument(help="Node files that `fewbytes deploy` wrote.", metavar="FILE…")],
+    dry_run: Annotated[
+        Path | None,
+        typer.Option(
+            help="A run's config.toml: train one round of it on the data here, print what would leave, send nothing.",
+            metavar="CONFIG",
+        ),
+    ] = None,
 ) -> None:
     """Start the node of one or more clients of a deployment; it loads code and data once and stays up."""
     from fewbytes.flower.private import programs
@@ -116,5 +123,12 @@ def be_nodes(
         raise UserError("a node's file is named twice")
     names = [path.parent.name if path.stem == "node" else path.stem for path in paths]
     nodes = [(name, NodeFile.read(path).placed(path.parent)) for name, path in zip(names, paths, strict=True)]
+    if dry_run is not None:
+        from fewbytes.experiments.dry_run import would_leave
+
+        for name, about in nodes:
+            for line in would_leave(dry_run.absolute(), about.config):
+                printed.print(f"{name}: {line}", soft_wrap=True, markup=False)
+        return
     os.chdir(paths[0].parent)
     serve(nodes, client)

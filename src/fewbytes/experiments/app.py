@@ -72,7 +72,8 @@ def _of_a_node(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key in NODES}
 
 
-def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Served:
+def serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Served:
+    """What a node with this configuration serves in a run with that one; made once in a process. Raises UserError."""
     settings = _of_a_node(read_run_config(run_config))
     local = settings.get("partition") == "local"
     me = node_config.get("partition-id") if local else None
@@ -128,7 +129,7 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         print(f"report: {page}", flush=True)
 
 
-client = make_client_app(lambda context: _serve_client(context.run_config, context.node_config))
+client = make_client_app(lambda context: serve_client(context.run_config, context.node_config))
 server = make_server_app(_serve_run)
 
 

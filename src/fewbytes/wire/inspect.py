@@ -53,7 +53,7 @@ def inspected(data: bytes, path: Path, known: Mapping[str, type[Any]] = NOTHING)
         facts.add_row(Text(name, "bold"), value)
     fields = Table("field", "content", title="fields", title_justify="left", box=None)
     before = ""
-    for name, line in _lines(parsed.fields, known.get(parsed.kind)):
+    for name, line in lines_of(parsed.fields, known.get(parsed.kind)):
         fields.add_row("" if name == before else name, cleaned(line))
         before = name
     sections = Table("section", "bytes", title="sections", title_justify="left", box=None)
@@ -62,7 +62,7 @@ def inspected(data: bytes, path: Path, known: Mapping[str, type[Any]] = NOTHING)
     return Group(facts, "", fields, "", sections)
 
 
-def _lines(header: list[Any], kind: type[Any] | None) -> Iterator[tuple[str, str]]:
+def lines_of(header: list[Any], kind: type[Any] | None) -> Iterator[tuple[str, str]]:
     """Paths of values in a payload of a class (None: unknown), each with a line of description."""
     kinds = [] if kind is None else [(field.name, field.kind) for field in schema_of(kind).fields]
     if len(kinds) != len(header):
