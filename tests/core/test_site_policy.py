@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -125,3 +127,10 @@ def test_keys_of_another_application_are_its_own_but_no_misspelt_rule():
         SitePolicy.read({"max-round": 3}, others=True)
     with pytest.raises(fb.FewbytesError, match="the rules are ask, evaluate-only"):
         SitePolicy.read({"scanner": "B7"})
+
+
+def test_the_pages_example_is_a_policy():
+    text = (Path(__file__).parents[2] / "docs" / "site-policy.md").read_text()
+    config = tomllib.loads(text.partition("```toml\n")[2].partition("```")[0])["config"]
+    assert len(SitePolicy.read(config).rules()) == 8
+    assert {key for key in KEYS if f"| `{key}` |" in text} == KEYS

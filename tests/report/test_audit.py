@@ -89,6 +89,15 @@ def test_protections_are_stated_where_every_reply_had_them(record):
     assert "All replies were under secure aggregation" not in words_of(page_of(place))
 
 
+def test_of_many_runs_the_page_shows_the_last_and_counts_all(record):
+    place = record(*(answer(1, run=f"run-{i}", bytes=1) for i in range(210)))
+    words = words_of(page_of(place))
+    assert "run-9 " not in words
+    assert "run-10 " in words
+    assert "all 210 210" in words
+    assert "the last 200 of 210 rows" in words
+
+
 def test_names_in_a_record_are_text_on_the_page(record):
     place = record(answer(1, run=TEXT, fields={TEXT: [TEXT]}, methods=[TEXT]))
     page = page_of(place).read_text()

@@ -68,6 +68,11 @@ class Audited:
     no_rules: str = "The site has set no rules: everything that a server asks for is answered."
 
     @property
+    def shown(self) -> list[Exchange]:
+        """The rows that the page shows: the last ones."""
+        return self.exchanges[-_SHOWN:]
+
+    @property
     def answers(self) -> int:
         """The number of answers."""
         return sum(each.answers for each in self.exchanges)
@@ -136,7 +141,7 @@ def _exchanges(answers: Iterable[Line]) -> list[Exchange]:
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in answers:
         groups.setdefault((line["run"], line["handler"]), []).append(line)
-    rows = [
+    return [
         Exchange(
             run,
             STEPS.get(handler, handler),
@@ -147,7 +152,6 @@ def _exchanges(answers: Iterable[Line]) -> list[Exchange]:
         )
         for (run, handler), group in groups.items()
     ]
-    return rows[-_SHOWN:]
 
 
 def _contents(group: Sequence[Line]) -> str:
