@@ -17,6 +17,8 @@ COMMANDS = {
         "probe": "measure what each layer of a trained model encodes",
         "attack": "measure what a server could see of clients' images, or what malicious clients do",
         "inspect": "print the contents of a message that was kept as a file",
+        "statement": "write a page for an ethics board: what the clients of a run sent, and what it reveals",
+        "audit": "verify a node's record of what left it, and write such a page",
     },
     "Only the codec": {
         "encode": "encode a safetensors file in few bytes, to be sent by mail or an object store",

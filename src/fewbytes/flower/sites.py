@@ -75,7 +75,7 @@ class GridSites(Sites):
             self._declined.add(client)
             self._agreed.discard(client)
             not_asked[client] = self._with_name(client, why)
-            self._pass_over(client, why)
+            self._unable[client] = why  # which the round's line reports
         self._transport.declined.clear()
         again = [i for i in sorted(self._declined) if i in self._nodes.of and self._transport.declines[i] < 2]
         for client in self._agree(again):
