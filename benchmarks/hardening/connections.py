@@ -4,7 +4,6 @@ go, servers that are not the server, sockets that say nothing."""
 from __future__ import annotations
 
 import datetime
-import json
 import logging
 import os
 import random
@@ -225,7 +224,7 @@ def superlink() -> Iterator[tuple[Processes, dict[str, Any], dict[str, str]]]:
     with tempfile.TemporaryDirectory() as name, Processes(Path(name), "127.0.0.1:0") as link:
         link.start_superlink()
         link.register(["a", "b"])
-        ids = json.loads((link.folder / "nodes.json").read_bytes())
+        ids = link.node_ids()
         keys = {who: load_ssh_private_key((link.folder / "keys" / who).read_bytes(), None) for who in ids}
         yield link, keys, ids
 

@@ -93,7 +93,7 @@ def unauthenticated(times: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name, Processes(Path(name), "127.0.0.1:0") as link:
         link.start_superlink()
         link.register(["a", "b"])
-        ids = json.loads((link.folder / "nodes.json").read_bytes())
+        ids = link.node_ids()
         keys = {who: load_ssh_private_key((link.folder / "keys" / who).read_bytes(), None) for who in ids}
         stranger = ec.generate_private_key(ec.SECP384R1())
         kinds: dict[str, Callable[[], int]] = {

@@ -107,11 +107,10 @@ def follow(
                 raise SystemExit(f"nothing has come of it in {SECONDS} s")
             time.sleep(0.2)
 
-    def registered() -> bool:
-        files = list((out / "runs").glob("*/deployment/nodes.json"))
-        return bool(files) and len(json.loads(files[-1].read_text())) == len(SITES)
+    def prepared() -> bool:
+        return len(list((out / "runs").glob("*/deployment/nodes/*/start.sh"))) == len(SITES)
 
-    until(registered)
+    until(prepared)
     (run,) = (out / "runs").iterdir()
     for name in SITES:
         hospitals[name] = Hospital(out / name, run / "deployment" / "nodes" / name)

@@ -18,6 +18,7 @@ import tomllib
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import flwr
 import httpx
@@ -185,6 +186,7 @@ def test_a_configuration_that_flower_cannot_take_is_refused(config, tmp_path):
     [
         cli.register_command(Path("a.pub"), "hospital"),
         cli.list_nodes_command(),
+        cli.unregister_command("3"),
         cli.submit_command(Path("app")),
         cli.run_status_command(3),
         cli.stop_command(3),
@@ -225,14 +227,24 @@ def test_the_app_is_one_of_flowers(tmp_path):
     assert read["tool"]["flwr"]["app"]["components"] == {"serverapp": "a:server", "clientapp": "a:client"}
 
 
-def test_the_list_of_nodes_is_read():
-    listed = of_flower("flwr.cli.supernode.ls", "_to_json")
-    status = of_flower("flwr.supercore.constant", "NodeStatus")
+def test_the_list_of_nodes_is_read(monkeypatch, capfd):
+    """With names and keys, as Flower's own command lists neither."""
+    info, status = of_flower("flwr.proto.node_pb2", "NodeInfo"), of_flower("flwr.supercore.constant", "NodeStatus")
     kinds = (status.REGISTERED, status.ONLINE, status.OFFLINE, status.UNREGISTERED)
-    text = listed([(i, "me", kind, "", "", "", "", 0.0) for i, kind in enumerate(kinds)], verbose=False)
-    answer = cli.read_answer(b"Loading ...\n" + text.encode())
-    assert cli.failure(answer) == ""
-    assert cli.node_statuses(answer) == {"0": "registered", "1": "online", "2": "offline"}
+    nodes = [info(node_id=i, name=f"n{i}", public_key=b"a key", status=kind) for i, kind in enumerate(kinds)]
+    answer = of_flower("flwr.proto.control_pb2", "ListNodesResponse")(nodes_info=nodes)
+    client = SimpleNamespace(ListNodes=lambda request: answer, close=lambda: None)
+    monkeypatch.setattr("flwr.cli.flower_config.read_superlink_connection", lambda name: name)
+    monkeypatch.setattr("flwr.cli.utils.init_http_client_from_connection", lambda connection: client)
+    cli.flwr_commands()(cli.in_json(cli.list_nodes_command())[1:])
+    read = cli.read_answer(b"Loading ...\n" + capfd.readouterr().out.encode())
+    assert cli.failure(read) == ""
+    assert cli.registered(read) == [
+        ("0", "n0", "a key", "registered"), ("1", "n1", "a key", "online"), ("2", "n2", "a key", "offline"),
+    ]  # fmt: skip
+    monkeypatch.setattr("flwr.cli.utils.init_http_client_from_connection", lambda connection: 1 / 0)
+    cli.flwr_commands()(cli.in_json(cli.list_nodes_command())[1:])
+    assert cli.failure(cli.read_answer(capfd.readouterr().out.encode())) == "ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize("details", ["N/A", "it broke"])

@@ -233,13 +233,41 @@ def test_a_registered_node_comes_online_and_a_stranger_is_refused(kind, of_kind)
         assert database.execute("select name, status from node").fetchall() == [("hospital-a", "online")]
     database.close()
     deployment.register(["hospital-a"])
-    (running.folder / "nodes.json").rename(running.folder / "lost.json")
-    deployment.register(["hospital-a"])  # though Flower says that its key is already in use
-    (running.folder / "lost.json").rename(running.folder / "nodes.json")
     with pytest.raises(UserError, match="hospital-a is running already"):
         deployment.start_node("hospital-a", {})
     with pytest.raises(UserError, match="private key"):
         deployment.start_node("hospital-b", {})
+
+
+def test_a_replaced_key_is_registered_and_the_old_one_refused(tmp_path):
+    """Of a site that lost its machine; the nodes of others stay as they are."""
+    with Processes(tmp_path, "127.0.0.1:0", resident=True) as deployment:
+        deployment.start_superlink()
+        deployment.register(["north", "south"])
+        before = deployment.node_ids()
+        deployment.start_node("north", {})
+        assert until(lambda: deployment.node_status() == {"north": "online", "south": "registered"})
+        public = tmp_path / "keys" / "north.pub"
+        lost = public.read_bytes()
+        for path in (public, tmp_path / "keys" / "north"):
+            path.rename(path.with_name(f"lost-{path.name}"))
+        (tmp_path / "keys" / "north.number").rename(tmp_path / "keys" / "lost-north.number")
+        deployment.register(["north", "south"])
+        after = deployment.node_ids()
+        assert after["south"] == before["south"]
+        assert after["north"] != before["north"]
+        log = tmp_path / "logs" / "north.log"
+        assert until(lambda: "does not accept this node" in log.read_text(), 30), log.read_text()
+        deployment.start_node("lost-north", {})  # again, with the old key
+        log = tmp_path / "logs" / "lost-north.log"
+        assert until(lambda: "not registered there" in log.read_text()), log.read_text()
+        assert deployment.node_status() == {"north": "registered", "south": "registered"}
+        public.write_bytes(lost)
+        with pytest.raises(UserError, match=r"north\.pub: the key is another node's, or was removed"):
+            deployment.register(["north"])
+        assert deployment.node_ids() == after
+        assert deployment.keep_only(["south"]) == ["north"]
+        assert deployment.node_status() == {"south": "registered"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -168,7 +168,7 @@ class Deployment:
                 file.write(self._asked.encode())
         (self.out / EVENTS).unlink(missing_ok=True)
         if not self.remote:  # a new SuperLink: the old one considers its nodes connected for another minute
-            for name in (*files.DATABASE_FILES, "nodes.json"):
+            for name in files.DATABASE_FILES:
                 (self.folder / name).unlink(missing_ok=True)
         self._write_app()
         hosts = ",".join(place.name for place in self.nodes) if self.remote else None

@@ -70,12 +70,14 @@ CMD ["sh", "start.sh"]
 
 
 def write_host(processes: Processes, experiment: Experiment, client: Id, name: str, address: str) -> None:
-    """Write the folder for a client's node on another host: the SuperLink's certificate, the node's key, its settings,
-    and the scripts that start it."""
+    """Write the folder for a client's node on another host: the SuperLink's certificate, the node's settings, the
+    scripts that start it and, unless it was removed here, the node's key."""
     folder = processes.folder / "nodes" / name
     private_folder(folder)
     for part in (f"keys/{name}", CA):
         (folder / part).parent.mkdir(parents=True, exist_ok=True)
+        if not (processes.folder / part).exists():
+            continue
         with replacing(folder / part) as file:
             os.fchmod(file.fileno(), 0o600)
             file.write((processes.folder / part).read_bytes())

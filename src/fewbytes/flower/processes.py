@@ -7,7 +7,6 @@ and runs submitted, shares the port: it accepts only requests of this machine wi
 
 from __future__ import annotations
 
-import json
 import secrets
 import socket
 import ssl
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import lock, make_durable, private_folder
+from fewbytes.base.files import lock, private_folder
+from fewbytes.flower import registration
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
 from fewbytes.flower.children import (
     Child,
@@ -58,8 +58,8 @@ class Processes:
     `lasting`: whether the registered nodes outlive a restart; then what passes through lies in a file, not in memory.
 
     In the folder: certificates/ (with the token), keys/, nodes/ (what resident nodes are), flower-home/ and homes/
-    (FLWR_HOME of the SuperLink and of each SuperNode), superlink.db and nodes.json (the registered nodes, kept over
-    a restart; messages are not), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a
+    (FLWR_HOME of the SuperLink and of each SuperNode), superlink.db (the registered nodes, kept over a restart;
+    messages are not), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a
     free one is in `.address`. On Linux all of it also ends when the thread ends that started it, or this process is
     killed. Raises UserError for another address, a folder in use, or without Flower.
     """
@@ -221,30 +221,25 @@ class Processes:
         return [Ended(name, code, self._nodes[name].reason()) for name, code in codes.items() if code is not None]
 
     def register(self, names: Sequence[str]) -> None:
-        """Register the nodes that are not yet; keys/<name>.pub is made, with its private key, if absent.
+        """Register these nodes by keys/<name>.pub, made with its private key if absent; a name's other key is removed.
 
-        Raises FewbytesError with Flower's message.
+        Raises FewbytesError with Flower's message, UserError for a key that was removed earlier.
         """
-        there = self.node_status() if self._node_ids() else {}
-        ids = {name: node for name, node in self._node_ids().items() if name in there}
-        new = [name for name in dict.fromkeys(names) if name not in ids]
-        for name in new:
+        for name in names:
             write_node_key(self.folder / "keys", name)
-        for name in new:
-            answer = self._flwr(cli.register_command(self.folder / "keys" / f"{name}.pub", name))
-            why = cli.failure(answer)
-            if not why:
-                ids[name] = cli.registered_id(answer)
-            elif cli.ALREADY_REGISTERED not in why:  # if it is, nodes.json was lost
-                raise FewbytesError(f"registering {name}: {why}")
-            write_file(self.folder / "nodes.json", json.dumps(ids, indent=1).encode())
-        if new:
-            make_durable(self.folder / "nodes.json", self.folder)
+        registration.register(self._one, {name: self.folder / "keys" / f"{name}.pub" for name in names})
+
+    def keep_only(self, names: Sequence[str]) -> list[str]:
+        """Remove all registered nodes but these; returns the names of the removed ones. Raises FewbytesError."""
+        return registration.keep_only(self._one, names)
 
     def node_status(self) -> dict[str, str]:
         """Each registered node's "registered" (never seen yet), "online" or "offline". Raises FewbytesError."""
-        status = cli.node_statuses(self._one("listing the nodes", cli.list_nodes_command()))
-        return {name: status[node] for name, node in self._node_ids().items() if node in status}
+        return {node.name: node.status for node in registration.registered(self._one)}
+
+    def node_ids(self) -> dict[str, str]:
+        """Each registered node's number at the SuperLink. Raises FewbytesError."""
+        return {node.name: node.id for node in registration.registered(self._one)}
 
     def start_node(
         self, name: str, node_config: Mapping[str, str | int], home: Path | None = None, superlink: str | None = None
@@ -282,10 +277,6 @@ class Processes:
     def stop(self, run: int) -> None:
         """Stop a run. Raises FewbytesError with Flower's message, also if it has finished."""
         self._one(f"stopping run {run}", cli.stop_command(run))
-
-    def _node_ids(self) -> dict[str, str]:
-        path = self.folder / "nodes.json"
-        return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
     def _one(self, doing: str, command: Sequence[str]) -> dict[str, Any]:
         answer = self._flwr(command)

@@ -7,26 +7,63 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fewbytes.base.errors import one_line
 from fewbytes.flower.private.programs import plain
 
 CONNECTION = "fewbytes"
 """`flwr`'s name for the SuperLink of `fewbytes.flower.private.files.connection_config`."""
 ALREADY_REGISTERED = "already in use"
-"""Part of `failure` for a node whose key is already registered."""
+"""Part of `failure` for a key that is registered, or was: the SuperLink never accepts a removed key again."""
+
+
+class Registered(NamedTuple):
+    """A node that the SuperLink knows: its id and name, its public key in PEM, and its status: "registered" (never seen
+    yet), "online" or "offline"."""
+
+    id: str
+    name: str
+    key: str
+    status: str
 
 
 def flwr_commands() -> Callable[[Sequence[str]], object]:
-    """A function that runs a `flwr` command's arguments in this process. It may raise SystemExit."""
+    """A function that runs a `flwr` command's arguments in this process. It may raise SystemExit.
+
+    Its list of nodes has names and keys, which `flwr` leaves out of its own."""
     from flwr.cli.app import app
 
-    return app
+    return lambda arguments: _list_nodes() if list(arguments[:2]) == ["supernode", "ls"] else app(arguments)
+
+
+def _list_nodes() -> None:
+    """Print the nodes that the SuperLink knows, with their names and keys, as JSON."""
+    from flwr.cli.flower_config import read_superlink_connection
+    from flwr.cli.utils import init_http_client_from_connection
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    try:
+        client = init_http_client_from_connection(read_superlink_connection(CONNECTION))
+        try:
+            found = client.ListNodes(ListNodesRequest()).nodes_info
+        finally:
+            client.close()
+    except Exception as error:
+        print(json.dumps({"error-message": one_line(error)}))
+        return
+    nodes = [Registered(str(node.node_id), node.name, node.public_key.decode(), node.status) for node in found]
+    print(json.dumps({"success": True, "nodes": nodes}))
 
 
 def register_command(public_key: Path, name: str) -> list[str]:
     """The command that registers a node."""
     return ["flwr", "supernode", "register", str(public_key), CONNECTION, "--name", name]
+
+
+def unregister_command(node: str) -> list[str]:
+    """The command that removes a node, by its id. Its key is not accepted again."""
+    return ["flwr", "supernode", "unregister", node, CONNECTION]
 
 
 def list_nodes_command() -> list[str]:
@@ -69,14 +106,9 @@ def failure(answer: Mapping[str, Any]) -> str:
     return " ".join(line for line in lines if line and not re.match(r"Using SuperLink:|.*\.\.\.$", line))
 
 
-def registered_id(answer: Mapping[str, Any]) -> str:
-    """The id of the node that was registered."""
-    return str(answer["node-id"])
-
-
-def node_statuses(answer: Mapping[str, Any]) -> dict[str, str]:
-    """The registered nodes by id: "registered" (never seen yet), "online" or "offline"."""
-    return {node["node-id"]: str(node["status"]) for node in answer["nodes"] if node["status"] != "unregistered"}
+def registered(answer: Mapping[str, Any]) -> list[Registered]:
+    """The registered nodes."""
+    return [node for node in (Registered(*row) for row in answer["nodes"]) if node.status != "unregistered"]
 
 
 def run_id(answer: Mapping[str, Any]) -> int:
