@@ -92,14 +92,15 @@ def test_nodes_have_ids_and_names():
 
 
 def test_the_superlink_takes_its_options(tmp_path):
-    database, token = tmp_path / files.DATABASE, tmp_path / "token"
-    program, *start, kind, secret = programs.superlink_command("127.0.0.1", 9092, tmp_path, database, token)[:5]
-    assert (program, start, kind, secret) == (sys.executable, [*programs.GUARDED], "superlink", str(token))
-    options = programs.superlink_command("127.0.0.1", 9092, tmp_path, database, token)[5:]
+    local = programs.Local(tmp_path / "token", "localhost:9092", tmp_path / "local.pem")
+    command = programs.superlink_command("127.0.0.1", 9092, tmp_path, tmp_path / files.DATABASE, local)
+    start, options = command[:6], command[6:]
+    assert start == [sys.executable, *programs.GUARDED, "superlink", str(local.token), "localhost:9092"]
     taken = of_flower("flwr.superlink.cli.flower_superlink", "_parse_args_run_superlink")().parse_args(options)
     assert taken.host == "127.0.0.1"
     assert taken.port == 9092
     assert taken.database == str(tmp_path / files.DATABASE)
+    assert taken.ssl_ca_certfile == str(local.ca)
     assert taken.enable_supernode_auth
 
 

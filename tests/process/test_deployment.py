@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pki import own
 from runs import PATIENCE, until
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
@@ -37,7 +38,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.flower import children
 from fewbytes.flower.application import app_config, application_files
-from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.certificates import renew, write_certificates, write_node_key
 from fewbytes.flower.private.cli import (
     failure,
     in_json,
@@ -158,9 +159,7 @@ def test_certificates_cover_their_hosts_and_are_kept(tmp_path):
     before = {path: path.read_bytes() for path in folder.iterdir()}
     (folder / "ca.key").unlink()  # may be kept elsewhere
     write_certificates(folder, ["192.0.2.7"])
-    assert all(path.read_bytes() == before[path] for path in folder.iterdir())
-    with pytest.raises(UserError, match=r"other\.example\.org; remove"):
-        write_certificates(folder, ["other.example.org"])
+    assert all(path.read_bytes() == content for path, content in before.items() if path.exists())
     (folder / "ca.crt").unlink()
     with pytest.raises(UserError, match=r"ca\.crt is missing"):
         write_certificates(folder, [])
@@ -385,6 +384,69 @@ def test_a_node_runs_the_installed_application_only(kind, name, tmp_path, app):
         told = "FAB verification failed|could not be verified|refused: the run's application is not the one installed"
         assert until(lambda: mark.exists() or re.search(told, log.read_text()))
     assert not mark.exists()
+
+
+SERVED = """
+import sys
+from pathlib import Path
+from fewbytes.flower.processes import Processes
+from runs import until
+with Processes(Path(sys.argv[1]), sys.argv[2], resident=True) as deployment:
+    deployment.start_superlink(sys.argv[4:])
+    deployment.register(["a"])
+    deployment.start_node("a", {}, superlink=sys.argv[3].replace("PORT", deployment.address.rpartition(":")[2]) or None)
+    assert until(lambda: deployment.node_status() == {"a": "online"}), (deployment.folder / "logs/a.log").read_text()
+    deployment.check_launcher()
+"""
+
+
+def served(folder: Path, listen: str, superlink: str = "", hosts: tuple[str, ...] = (), **environment: str) -> str:
+    """Start a SuperLink and a node that must get through; returns what goes wrong."""
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])} | environment
+    command = [sys.executable, "-c", SERVED, str(folder), listen, superlink, *hosts]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+    return "" if done.returncode == 0 else done.stderr
+
+
+@pytest.mark.parametrize(
+    ("listen", "superlink"),
+    [("[::]:0", "127.0.0.1:PORT"), ("[::]:0", "[::1]:PORT"), ("[::1]:0", ""), ("own", "own"), ("0.0.0.0:0", "own")],
+)
+def test_nodes_reach_a_superlink_wherever_it_listens(listen, superlink, tmp_path):
+    """Also over IPv6, and at one of several addresses of its machine."""
+    own = own_address() if "own" in (listen, superlink) else ""
+    hosts = ("::1", own) if own else ("::1",)
+    at = {"own": f"{own}:PORT"}
+    assert not served(tmp_path, f"{own}:0" if listen == "own" else listen, at.get(superlink, superlink), hosts)
+
+
+def test_a_proxy_is_not_asked_for_this_machine(tmp_path):
+    nobody = "http://127.0.0.1:9"
+    assert not served(tmp_path, "127.0.0.1:0", HTTPS_PROXY=nobody, https_proxy=nobody, ALL_PROXY=nobody)
+
+
+def test_own_certificates_need_not_cover_this_machine(tmp_path):
+    own(tmp_path / "certificates", names=("server.example",))
+    assert not served(tmp_path, "127.0.0.1:0", hosts=("server.example",))
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(tmp_path):
+    with Processes(tmp_path, "127.0.0.1:0") as deployment:
+        deployment.start_superlink(["link.example.org"])
+        folder, (host, port) = tmp_path / "certificates", deployment.address.split(":")
+        tls = ssl.create_default_context(cafile=folder / "ca.crt")
+
+        def is_served() -> bool:
+            with (
+                socket.create_connection((host, int(port))) as plain,
+                tls.wrap_socket(plain, server_hostname="link.example.org") as shown,
+            ):
+                pem = ssl.DER_cert_to_PEM_cert(shown.getpeercert(binary_form=True))
+            return pem.strip() == (folder / "server.pem").read_text().strip()
+
+        assert is_served()
+        renew(folder)
+        assert until(is_served, 20)
 
 
 def test_a_second_superlink_is_told_why_not(running, tmp_path):

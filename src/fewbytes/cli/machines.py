@@ -34,6 +34,9 @@ def deploy(
         str | None, typer.Option(help="Names of the clients' hosts, comma-separated.", metavar="LIST")
     ] = None,
     address: Annotated[str | None, typer.Option(help="host:port where the nodes reach this machine.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port where the server listens, if not everywhere at the address's port.")
+    ] = None,
     node: Annotated[
         str | None, typer.Option(help="Kind of node: resident (stays loaded) or stock (Flower's); default: resident.")
     ] = None,
@@ -72,7 +75,8 @@ def deploy(
         unbegun = None if resume is None or from_round is not None else not_begun(resume)
         if resume is not None:
             settings = resumed(resume, settings, from_round) if unbegun is None else again_from(unbegun, settings)
-            hosts, address, node = remembered(resume, hosts, address, node)
+            given = {"hosts": hosts, "address": address, "listen": listen, "node": node}
+            hosts, address, listen, node = remembered(resume, given).values()
         elif hosts is not None:
             settings.setdefault("clients", len(host_names(hosts)))
         job = PreparedRun(settings, here=None if hosts is None else ())
@@ -83,9 +87,8 @@ def deploy(
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
             again, asked = resume is not None and unbegun is None, make_experiment(settings).toml()
-            deployment = Deployment(
-                job.experiment, folder, Nodes(nodes, address or LOOPBACK, node or KINDS[0]), again, from_round, asked
-            )
+            how = Nodes(nodes, address or LOOPBACK, node or KINDS[0], listen)
+            deployment = Deployment(job.experiment, folder, how, again, from_round, asked)
             if show:
                 deployment.prepare()
             else:

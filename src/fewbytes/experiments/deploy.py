@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -33,7 +35,8 @@ LOOPBACK = "127.0.0.1:0"
 KINDS = ("resident", "stock")
 """Our nodes, which stay loaded, and Flower's SuperNodes, which start a process per message."""
 ASKED = "asked.toml"  # in the deployment's folder: the run's settings as given
-PLACES = "places.json"  # in the deployment's folder: --hosts and --address
+PLACES = "places.json"  # in the deployment's folder: --hosts, --address, --listen and --node
+ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 BEGINNING = ("config.toml", "partition.json", "rounds.jsonl")
 """Files that a run writes, besides checkpoints, before its first round."""
 QUIET_SECONDS = 15  # without events, after which Flower is asked for the status of the run
@@ -57,24 +60,22 @@ def host_names(hosts: str) -> list[str]:
     return names
 
 
-def remembered(
-    folder: Path, hosts: str | None, address: str | None, node: str | None
-) -> tuple[str | None, str | None, str]:
-    """`--hosts`, `--address` and `--node` of a deployment, as first given.
+def remembered(folder: Path, given: dict[str, str | None]) -> dict[str, str | None]:
+    """`hosts`, `address`, `listen` and `node` of a deployment: as `given`, else as before.
 
-    Raises UserError if they are given again and differ: a run resumes on the same nodes.
+    Raises UserError if hosts or node are given again and differ: a run resumes on the same nodes. Its server may move.
     """
     try:
         there = json.loads((folder / "deployment" / PLACES).read_bytes())
     except (OSError, ValueError):
         raise UserError(f"{folder} is not the folder of a deployment (it has no deployment/{PLACES})") from None
-    there.setdefault("node", "stock")  # the only kind of older versions
-    for name, given in (("hosts", hosts), ("address", address), ("node", node)):
-        if given is not None and given != there[name]:
+    there = {"node": "stock", "listen": None, **there}  # of older versions
+    for name in ("hosts", "node"):
+        if given[name] is not None and given[name] != there[name]:
             raise UserError(
-                f"{folder} was deployed with --{name} {there[name]}, not {given}: resume it without changing that"
+                f"{folder} was deployed with --{name} {there[name]}, not {given[name]}: resume it without changing that"
             )
-    return there["hosts"], there["address"], there["node"]
+    return {name: there[name] if given[name] is None else given[name] for name in given}
 
 
 def not_begun(folder: Path) -> Path | None:
@@ -97,21 +98,26 @@ def places(experiment: Experiment, hosts: str | None) -> list[Place]:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a run: a place per client, the `address` (host:port) of the SuperLink, and their kind (of KINDS).
-    Raises UserError for invalid values."""
+    """The nodes of a run: a place per client, the `address` (host:port) where they reach the SuperLink, their kind (of
+    KINDS), and where it listens, if not everywhere at that port. Raises UserError for invalid values."""
 
     places: Sequence[Place]
     address: str = LOOPBACK
     kind: str = KINDS[0]
+    listen: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"--node is {' or '.join(KINDS)}, not {self.kind!r}")
-        _, colon, port = self.address.rpartition(":")
-        if not colon or not port.isdecimal() or int(port) > 65535:
-            raise UserError(f"address {self.address!r}: expected host:port, such as server.example:9092")
-        if self.remote and port == "0":
+        for name, given in (("address", self.address), ("listen", self.listen)):
+            found = ADDRESS.fullmatch(given or LOOPBACK)
+            if not found or int(found[1]) > 65535:
+                example = "server.example:9092 or [2001:db8::7]:9092"
+                raise UserError(f"--{name} is {given!r}: expected host:port, such as {example}")
+        if self.remote and self.address.endswith(":0"):
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
+        if not self.remote and self.listen:
+            raise UserError("--listen needs --hosts or --federation: nodes on this machine use --address")
 
     @property
     def remote(self) -> bool:
@@ -119,9 +125,16 @@ class Nodes:
         return not all(place.here for place in self.places)
 
     @property
-    def listen(self) -> str:
+    def bind(self) -> str:
         """The address on which the SuperLink listens."""
-        return f"0.0.0.0:{self.address.rpartition(':')[2]}" if self.remote else self.address
+        if not self.remote:
+            return self.address
+        everywhere = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        return self.listen or f"{everywhere}:{self.address.rpartition(':')[2]}"
+
+    def resolved(self, port: int) -> str:
+        """The address where nodes reach the SuperLink, which listens on that port."""
+        return self.address if self.remote else f"{self.address.rpartition(':')[0]}:{port}"
 
 
 class Deployment:
@@ -145,11 +158,10 @@ class Deployment:
         self.resume, self.from_round, self._asked = resume, from_round, asked
         self.folder = self.out / "deployment"
         resident = nodes.kind == "resident"
-        self.processes = Processes(self.folder, nodes.listen, False, resident=resident, lasting=self.remote)
+        self.processes = Processes(self.folder, nodes.bind, False, resident=resident, lasting=self.remote)
         self._again: dict[str, tuple[int, float]] = {}  # nodes that ended: attempts so far, earliest next one
-        host = nodes.address.rpartition(":")[0]
-        self.host = host.strip("[]")
-        self.address = f"{host}:{self.processes.address.rpartition(':')[2]}"
+        self.address = nodes.resolved(int(self.processes.address.rpartition(":")[2]))
+        self._names = [self.address.rpartition(":")[0].strip("[]")] if self.remote else []  # for the certificate
 
     def prepare(self) -> None:
         """Write all files, and start nothing."""
@@ -173,9 +185,11 @@ class Deployment:
         self._write_app()
         hosts = ",".join(place.name for place in self.nodes) if self.remote else None
         with replacing(self.folder / PLACES) as file:
-            file.write(json.dumps({"hosts": hosts, "address": self._how.address, "node": self._how.kind}).encode())
+            how = self._how
+            about = {"hosts": hosts, "address": how.address, "listen": how.listen, "node": how.kind}
+            file.write(json.dumps(about).encode())
+        write_certificates(self.folder / "certificates", self._names)
         self.processes.write_link()
-        write_certificates(self.folder / "certificates", ["127.0.0.1", self.host])
         for i, place in enumerate(self.nodes):
             write_node_key(self.folder / "keys", place.name)
             if not place.here:
@@ -224,7 +238,7 @@ class Deployment:
             self._write()
             if self.processes.resident:  # they load while the SuperLink starts
                 self._start_nodes()
-            self.processes.start_superlink([self.host])
+            self.processes.start_superlink(self._names)
             self.processes.register([place.name for place in self.nodes])
             if not self.processes.resident:
                 self._start_nodes()

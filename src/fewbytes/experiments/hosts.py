@@ -39,7 +39,10 @@ OF_CONFIGURATION = """With a local partition:
 # that send only models."""
 RESIDENT_NODE = f"Its settings are in node.toml. {OF_CONFIGURATION}"
 STOCK_NODE = f"Its settings are in the command below. {OF_CONFIGURATION}"
-UNIT = """# The node {name} as a service: copy this folder to /opt/fewbytes/{name}, set FEWBYTES_DATA below, then
+UNIT = """# The node {name} as a service that runs as the account fewbytes. Copy this folder to /opt/fewbytes/{name}, set
+# FEWBYTES_DATA below, then
+#   useradd --system --home-dir /opt/fewbytes --shell /usr/sbin/nologin fewbytes
+#   chown -R fewbytes: /opt/fewbytes/{name}
 #   systemctl enable --now /opt/fewbytes/{name}/fewbytes-{name}.service
 [Unit]
 Description=fewbytes node {name}
@@ -47,23 +50,32 @@ After=network-online.target
 Wants=network-online.target
 
 [Service]
+User=fewbytes
 WorkingDirectory=/opt/fewbytes/{name}
 ExecStart=/bin/sh start.sh
 # Environment=FEWBYTES_DATA=/srv/data
 # Environment=PATH=/opt/fewbytes/venv/bin:/usr/bin:/bin
 Restart=always
 RestartSec=5
+UMask=0077
+NoNewPrivileges=true
+ProtectSystem=strict
+ReadWritePaths=/opt/fewbytes/{name}
+PrivateTmp=true
 
 [Install]
 WantedBy=multi-user.target
 """
-CONTAINER = """# The node {name} as a container: build it once, run it in this folder; the key stays out of the image.
+CONTAINER = """# The node {name} as a container, which runs as the user 10001: build it once, run it in this folder; the key stays
+# out of the image.
 #   podman build -t fewbytes-node .
-#   podman run -d --restart=always -v /srv/data:/data:ro -v "$PWD":/node fewbytes-node
-# If no index has the package, COPY a wheel made by `pip wheel .` from its source, and install that.
+#   podman run -d --restart=always --userns=keep-id:uid=10001 -v /srv/data:/data:ro -v "$PWD":/node fewbytes-node
+# With Docker, instead of --userns: chown -R 10001 . once, in this folder.
+# If no index has the package, COPY a wheel made by `pip wheel .` from its source, and install "NAME.whl[flower]".
 FROM docker.io/library/python:3.12-slim
-RUN pip install --no-cache-dir fewbytes=={version}
+RUN pip install --no-cache-dir "fewbytes[flower]=={version}" && useradd --uid 10001 --create-home fewbytes
 ENV FEWBYTES_DATA=/data
+USER 10001
 WORKDIR /node
 CMD ["sh", "start.sh"]
 """

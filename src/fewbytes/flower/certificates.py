@@ -7,62 +7,136 @@ import ipaddress
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA384
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.files import replacing
+from fewbytes.flower.own_certificates import alternative_names, check_certificates, general_name, read_chain
+
+CA_DAYS, SERVER_DAYS = 3650, 730  # validity of a CA's and of a server's certificate
+RENEW_DAYS = 60  # before its end, a server's certificate is issued again
+EXPIRY_DAYS = 56  # before the end of a certificate that somebody must renew, notes say so
 
 
 def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """ca.crt, ca.key, server.pem, server.key of a SuperLink reached at `hosts` (names, IPs), localhost and 127.0.0.1.
+    """Make ca.crt, ca.key, server.pem and server.key of a SuperLink that is reached at `hosts` (names, IPs).
 
-    They are kept if they are there. Raises UserError if those do not cover the hosts or are out of date.
+    They are kept if they are there. If ca.key is, too, the server's certificate is issued again before it expires, or
+    if it does not cover the hosts; nodes need no change. Others' certificates are checked. If they do not cover
+    127.0.0.1, local.pem and local.key stand in for connections of this machine to `localhost`.
+
+    Raises UserError for unfit certificates.
     """
-    wanted = {_general_name(host) for host in ("localhost", "127.0.0.1", *hosts)}
-    now = datetime.datetime.now(datetime.UTC)
-    if (folder / "server.pem").exists():
-        there = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
-        missing = wanted - set(there.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
-        faults = [f"{name} is missing" for name in ("ca.crt", "server.key") if not (folder / name).exists()]
-        faults += [f"server.pem does not cover {name}" for name in sorted(str(each.value) for each in missing)]
-        faults += ["server.pem is out of date"] * (now >= there.not_valid_after_utc)
-        if faults:
-            remedy = "remove the folder to have new ones made (every node then needs the new ca.crt)"
-            raise UserError(f"{folder}: {', '.join(faults)}; {remedy}")
+    wanted = {general_name(host): None for host in ("localhost", "127.0.0.1", *hosts)}
+    if not (folder / "server.pem").exists() and not (folder / "ca.key").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        ca_key = ec.generate_private_key(ec.SECP384R1())
+        issuer = _name("CA")
+        write_file(folder / "ca.key", _pem(ca_key), 0o600)
+        write_file(folder / "ca.crt", _certificate(ca_key, issuer, issuer, ca_key, CA_DAYS))
+    if (folder / "ca.key").exists():
+        _issue(folder, wanted)
+        (folder / "local.pem").unlink(missing_ok=True)
         return
-    ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    issuer, subject = (
-        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"fewbytes {role}")]) for role in ("CA", "SuperLink")
+    names = check_certificates(folder, hosts)
+    local = folder / "local.pem"
+    if x509.IPAddress(ipaddress.ip_address("127.0.0.1")) in names:
+        local.unlink(missing_ok=True)
+    elif not local.exists() or days_left(local) < RENEW_DAYS:
+        key, name = ec.generate_private_key(ec.SECP384R1()), _name("local")
+        write_file(folder / "local.key", _pem(key), 0o600)
+        write_file(local, _certificate(key, name, name, key, CA_DAYS, [general_name("localhost")]))
+
+
+def renew(folder: Path) -> None:
+    """Issue the server's certificate again, for the same names. Raises UserError without the CA's key."""
+    if not (folder / "ca.key").exists():
+        raise UserError(f"{folder} has no ca.key: put a new server.pem and server.key of your own CA there")
+    _issue(folder, {}, always=True)
+
+
+def days_left(path: Path) -> float:
+    """Days until the first certificate of a file expires. Raises UserError for another file."""
+    return (read_chain(path)[0].not_valid_after_utc - datetime.datetime.now(datetime.UTC)).total_seconds() / 86400
+
+
+def expiry_note(folder: Path) -> str:
+    """What the operator must do before a certificate of the folder expires; empty until EXPIRY_DAYS before."""
+    remedies = {
+        "server.pem": "put a new one of your CA there",
+        "ca.crt": "remove the folder to have new ones made (every node then needs the new ca.crt)",
+    }
+    for name, remedy in remedies.items():
+        if (left := days_left(folder / name)) < EXPIRY_DAYS:
+            return f"{folder / name} expires in {max(0, int(left))} days: {remedy}"
+    return ""
+
+
+def _issue(folder: Path, wanted: dict[x509.GeneralName, None], always: bool = False) -> None:
+    """Issue server.pem with a new server.key, if it does not cover what is wanted or expires soon; names are added."""
+    names = dict(wanted)
+    if (folder / "server.pem").exists():
+        names = dict.fromkeys(alternative_names(read_chain(folder / "server.pem")[0])) | names
+        soon = days_left(folder / "server.pem") < RENEW_DAYS or not (folder / "server.key").exists()
+        if not always and not soon and len(names) == len(alternative_names(read_chain(folder / "server.pem")[0])):
+            return
+    try:
+        ca = read_chain(folder / "ca.crt")[0]
+        ca_key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{folder / 'ca.key'}: not the CA's private key: {one_line(error)}") from None
+    if ca_key.public_key() != ca.public_key() or not isinstance(ca_key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{folder / 'ca.key'} is not the key of ca.crt: put the one of ca.crt back, or remove ca.key")
+    if days_left(folder / "ca.crt") <= 0:
+        raise UserError(expiry_note(folder))
+    key = ec.generate_private_key(ec.SECP384R1())
+    certificate = _certificate(ca_key, ca.subject, _name("SuperLink"), key, SERVER_DAYS, list(names))
+    write_file(folder / "server.key", _pem(key), 0o600)
+    write_file(folder / "server.pem", certificate)  # last, so that its presence means that all four are there
+
+
+def _name(role: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"fewbytes {role}")])
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _certificate(
+    ca_key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    subject: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    names: Sequence[x509.GeneralName] = (),
+) -> bytes:
+    """A certificate for `key`, of a CA if that is the CA's key, in PEM."""
+    ca, now = key is ca_key and not names, datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca, 0 if ca else None), critical=True)
+        .add_extension(x509.KeyUsage(not ca, False, False, False, False, ca, ca, False, False), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
-
-    def certificate(name: x509.Name, of: ec.EllipticCurvePrivateKey, *more: x509.ExtensionType) -> bytes:
-        ca = of is ca_key
-        builder = (
-            x509.CertificateBuilder(issuer, name, of.public_key(), x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
-            .not_valid_after(now + datetime.timedelta(days=3650))
-            .add_extension(x509.BasicConstraints(ca, 0 if ca else None), critical=True)
-            .add_extension(x509.KeyUsage(not ca, False, False, False, False, ca, ca, False, False), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(of.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        )
-        for extension in more:
-            builder = builder.add_extension(extension, critical=False)
-        return builder.sign(ca_key, SHA384()).public_bytes(Encoding.PEM)
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / "ca.key", ca_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    write_file(folder / "ca.crt", certificate(issuer, ca_key))
-    write_file(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    # last, so that its presence means that all four are there
-    write_file(folder / "server.pem", certificate(subject, key, x509.SubjectAlternativeName(wanted)))
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(ca_key, SHA384()).public_bytes(Encoding.PEM)
 
 
 def write_node_key(folder: Path, name: str) -> None:
@@ -83,14 +157,6 @@ def write_node_key(folder: Path, name: str) -> None:
         raise UserError(f"{private}: not an OpenSSH private key without a password ({error})") from None
     if not public.exists():
         write_file(public, there.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode())
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    with suppress(ValueError):
-        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
-    if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", host):
-        raise UserError(f"{host!r} is neither a host name nor an IP address")
-    return x509.DNSName(host)
 
 
 def node_name(name: str) -> str:

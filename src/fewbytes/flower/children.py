@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import os
 import shutil
 import signal
@@ -56,6 +57,8 @@ def start(
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = {**variables, **os.environ, HOME: str(home.absolute()), "PATH": path}
     environment["PYTHONSAFEPATH"] = "1"  # files in the current folder must not shadow libraries
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy reaches itself at these names, not this machine
+        environment[name] = ",".join(filter(None, [environment.get(name), "localhost", "127.0.0.1", "::1"]))
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:
@@ -157,8 +160,16 @@ def executable(command: str) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises OSError."""
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    """A socket that listens there, at `::` also for IPv4. Raises OSError."""
+    family, both = socket.AF_INET6 if ":" in host else socket.AF_INET, host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or `localhost`, is reached from this machine alone."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def free_port(host: str, taken: Iterable[int] = ()) -> int:

@@ -1,7 +1,8 @@
 """Flower's SuperLink and SuperNode with additional access control, as `fewbytes deploy` starts them.
 
-`python -m fewbytes.flower.guarded superlink TOKEN …` is `flower-superlink …` that serves other machines only what nodes
-need. It accepts long requests from registered nodes only, and commands only with the content of the file TOKEN.
+`python -m fewbytes.flower.guarded superlink TOKEN LOCAL …` is `flower-superlink …` that serves other machines only what
+nodes need. It accepts long requests from registered nodes only, and commands only with the content of the file TOKEN;
+programs of its machine reach it at the address LOCAL.
 `… guarded supernode …` is `flower-supernode …` that runs only the application installed with this package, whatever
 its SuperLink sends. Flower's own check (`--trusted-entities`) accepts only signatures of Flower's hub, over a network.
 """
@@ -91,10 +92,11 @@ def main() -> None:
     if sys.argv.pop(1) == "superlink":
         from fewbytes.flower.private import requests, superlink
 
-        secret = Path(sys.argv.pop(1))
+        secret, local = Path(sys.argv.pop(1)), sys.argv.pop(1)
         token = secret.read_bytes()
         superlink.run_superlink(
             secret,
+            local,
             lambda app: Gate(LongPolling(app, requests), requests.FLEET, superlink.is_node),
             lambda given: knows(token, given),
         )

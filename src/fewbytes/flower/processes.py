@@ -30,6 +30,7 @@ from fewbytes.flower.children import (
     family_of,
     free_port,
     is_alive,
+    is_loopback,
     listen,
     why_of,
 )
@@ -39,7 +40,7 @@ from fewbytes.flower.private import cli, files, programs
 
 START_SECONDS = 120  # for the SuperLink to answer
 LAUNCHER_SECONDS = 60  # after that, for the launcher of runs' servers
-CA = "certificates/ca.crt"
+CA, LOCAL = "certificates/ca.crt", "certificates/local.pem"
 
 
 class Ended(NamedTuple):
@@ -109,15 +110,22 @@ class Processes:
 
     @property
     def local_address(self) -> str:
-        """Where this host reaches the SuperLink: its address, or loopback if it listens everywhere."""
-        local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._host)
-        return f"{local}:{self._port}" if local else self.address
+        """Where this host reaches the SuperLink: a loopback address, or localhost where the certificate covers none."""
+        if (self.folder / LOCAL).exists():
+            return f"localhost:{self._port}"
+        return self.address if is_loopback(self._host) else f"127.0.0.1:{self._port}"
+
+    @property
+    def _local_ca(self) -> str:
+        """The certificate, in the folder, that proves the SuperLink to programs of this host."""
+        return LOCAL if (self.folder / LOCAL).exists() else CA
 
     def superlink_command(self) -> list[str]:
         """The SuperLink's command line."""
         folder = self.folder
         database = folder / files.DATABASE if self._lasting else None
-        return programs.superlink_command(self._host, self._port, folder / "certificates", database, self._token)
+        local = programs.Local(self._token, self.local_address, folder / self._local_ca)
+        return programs.superlink_command(self._host, self._port, folder / "certificates", database, local)
 
     def node_command(
         self,
@@ -139,13 +147,14 @@ class Processes:
             path = self.folder / "nodes" / f"{name}.toml" if folder is None else folder / "node.toml"
             path.parent.mkdir(exist_ok=True)
             up = "../" if folder is None else ""
-            about = NodeFile(superlink, f"{up}{CA}", f"{up}keys/{node_name(name)}", dict(node_config))
+            ca = self._local_ca if folder is None else CA
+            about = NodeFile(superlink, f"{up}{ca}", f"{up}keys/{node_name(name)}", dict(node_config))
             write_file(path, about.text().encode(), 0o600)
             return [python, "-m", "fewbytes", "node", path.name if folder else str(path)]
-        there = Path(".") if folder else self.folder
+        there, ca = (Path("."), CA) if folder else (self.folder, self._local_ca)
         guarded_by = None if self._any_app else python
         return programs.supernode_command(
-            superlink, port, there / CA, there / "keys" / node_name(name), node_config, guarded_by
+            superlink, port, there / ca, there / "keys" / node_name(name), node_config, guarded_by
         )
 
     def start_superlink(self, hosts: Sequence[str] = ()) -> None:
@@ -154,19 +163,15 @@ class Processes:
         `hosts`: more names and IPs by which nodes reach it. Raises UserError for a port in use or certificates that do
         not cover the hosts, FewbytesError if it does not come up.
         """
+        write_certificates(self.folder / "certificates", hosts)
         local = self.local_address.rpartition(":")[0].strip("[]")
-        write_certificates(self.folder / "certificates", [local, *hosts])
         try:
             listen(self._host, self._port).close()
         except OSError as error:
             raise UserError(f"the SuperLink cannot listen on {self.address}: {why_of(error)}") from None
-        home, ca = self.folder / "flower-home", str(self.folder / "certificates" / "ca.crt")
+        home = self.folder / "flower-home"
         self.write_link()
-        try:
-            tls = ssl.create_default_context(cafile=ca)
-        except ssl.SSLError:
-            remedy = f"remove {Path(ca).parent} to have new ones made (every node then needs the new ca.crt)"
-            raise UserError(f"{ca} is not a certificate: {remedy}") from None
+        tls = ssl.create_default_context(cafile=str(self.folder / self._local_ca))
         self._superlink = Child(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
         self._commands = self._commands or Commands(home)  # it loads what it needs meanwhile
         deadline = time.monotonic() + START_SECONDS
@@ -185,7 +190,7 @@ class Processes:
         """Write the SuperLink's address and token for `flwr`, with flower-home as its FLWR_HOME."""
         home = self.folder / "flower-home"
         home.mkdir(exist_ok=True)
-        name, text = files.connection_config(self.local_address, self.folder / "certificates" / "ca.crt")
+        name, text = files.connection_config(self.local_address, self.folder / self._local_ca)
         write_file(home / name, text.encode())
         if not self._token.exists():
             self._token.parent.mkdir(exist_ok=True)

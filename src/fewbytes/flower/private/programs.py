@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from fewbytes.base.errors import UserError
 
@@ -31,15 +32,24 @@ GUARDED = ("-m", "fewbytes.flower.guarded")
 """Python's arguments to run `fewbytes.flower.guarded` in place of the first two commands."""
 
 
-def superlink_command(host: str, port: int, certificates: Path, database: Path | None, token: Path) -> list[str]:
-    """A SuperLink's command line: TLS, only registered nodes, commands only with the content of the file `token`.
+class Local(NamedTuple):
+    """How programs of the SuperLink's machine use it: the file of the token that commands need, its address there
+    (host:port), and the certificate that proves it there."""
+
+    token: Path
+    address: str
+    ca: Path
+
+
+def superlink_command(host: str, port: int, certificates: Path, database: Path | None, local: Local) -> list[str]:
+    """A SuperLink's command line: TLS, only registered nodes, commands only with the content of the token's file.
 
     `database`: where it keeps its nodes and what passes through it (None: in memory, which takes a fifth of the time).
     """
     return [
-        sys.executable, *GUARDED, "superlink", str(token),
+        sys.executable, *GUARDED, "superlink", str(local.token), local.address,
         "--host", host, "--port", str(port), "--enable-supernode-auth",
-        "--ssl-ca-certfile", f"{certificates}/ca.crt", "--ssl-certfile", f"{certificates}/server.pem",
+        "--ssl-ca-certfile", str(local.ca), "--ssl-certfile", f"{certificates}/server.pem",
         "--ssl-keyfile", f"{certificates}/server.key", *([] if database is None else ["--database", str(database)]),
         "--disable-runtime-dependency-installation",
     ]  # fmt: skip

@@ -18,15 +18,18 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from starlette.middleware import Middleware
 from starlette.requests import Request
 
+from fewbytes.flower import listening
 from fewbytes.flower.private import replaced
 
 
-def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str | bytes | None], bool]) -> None:
+def run_superlink(
+    secret: Path, local: str, gate: Callable[..., Any], knows: Callable[[str | bytes | None], bool]
+) -> None:
     """`flower-superlink`, its ASGI application within `gate(app)`; it obeys commands that come with a token `knows`
     knows.
 
-    The processes that carry out its tasks show it what the file `secret` holds. Raises AttributeError where Flower
-    has changed, rather than run without.
+    The processes that carry out its tasks show it what the file `secret` holds, and reach it at the address `local`.
+    Raises AttributeError where Flower has changed, rather than run without.
     """
 
     class OneAccount(NoOpControlAuthnPlugin):
@@ -50,12 +53,14 @@ def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str |
 
         return serve
 
-    def with_secret(*arguments: Any, **options: Any) -> list[str]:
-        return [*starting(*arguments, **options), "--superexec-auth-secret-file", str(secret)]
+    def with_secret(**options: Any) -> list[str]:
+        command = starting(**{**options, "runtime_address": local})
+        return [*command, "--superexec-auth-secret-file", str(secret)]
 
     starting = replaced("flwr.superlink.cli.flower_superlink", "_get_superexec_command", with_secret)
     replaced("flwr.superlink.cli.flower_superlink", "load_control_authn_plugin", OneAccount)
     replaced("flwr.superlink.extensions", "get_middleware", lambda: (Middleware(gated),))
+    replaced("uvicorn", "run", listening.run)
     flower_superlink()
 
 
