@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from flwr.app import Error, Message, RecordDict
 
 import fewbytes as fb
+from fewbytes.engines.handlers import Done
 from fewbytes.experiments import app
+from fewbytes.flower.apps import failure
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.fleet import Fleet, Stopped
+from fewbytes.flower.messages import write_content
 from fewbytes.flower.node_file import NodeFile
+from fewbytes.flower.resident import serve
 
 ABOUT = NodeFile("127.0.0.1:1", "certificates/ca.crt", "keys/a", {"partition-id": 0, "tell": "sizes"})
 
@@ -127,3 +135,45 @@ def test_what_a_file_names_lies_beside_it(tmp_path):
     assert placed.config == config | {"folder": str(tmp_path / "runs"), "client-data": str(tmp_path / "scans")}
     elsewhere = NodeFile("127.0.0.1:1", "ca.crt", "a", config | {"client-data": "hospital.data:load"}).placed(tmp_path)
     assert elsewhere.config["client-data"] == "hospital.data:load"
+
+
+def test_each_reason_to_wait_is_told_once_until_the_superlink_answers(folder, monkeypatch):
+    said, reasons = list[str](), iter(["refused", "refused", "certificate expired", "refused", None, "refused", None])
+    here = fleet(folder, said)
+    monkeypatch.setattr(here, "wait", lambda seconds: None)
+    monkeypatch.setattr("fewbytes.flower.fleet.SLOWEST", 0.0)  # said at once
+
+    def call() -> str:
+        if (why := next(reasons)) is not None:
+            raise httpx.ConnectError(why)
+        return "an answer"
+
+    here._answered = True
+    for _ in range(2):
+        assert here._ask(call) == "an answer"
+    assert [re.search(r"refused|no longer matches ca .*expired|restored", line)[0][:16] for line in said] == [
+        "refused", "no longer matches"[:16], "restored", "refused", "restored",
+    ]  # fmt: skip
+
+
+def test_a_node_whose_folder_is_not_writable_says_so_before_it_connects(folder):
+    (folder / "file").write_text("")
+    config = {"partition-id": 0, "folder": str(folder / "file" / "runs")}
+    about = NodeFile(ABOUT.superlink, str(folder / ABOUT.ca), str(folder / ABOUT.key), config)
+    with pytest.raises(fb.UserError, match=r"file/runs: cannot write there: Not a directory"):
+        serve([("a", about)], app.client)
+
+
+def test_a_failed_order_is_no_success(tmp_path):
+    """In a node's log: what the server reads as an error."""
+    asked = Message(RecordDict(), 1, "train.handler")
+    asked.metadata.__dict__["_message_id"] = "m"
+
+    def replied(done: Done) -> Message:
+        return Message(write_content(msgspec.msgpack.encode(done)), reply_to=asked)
+
+    assert failure(replied(Done(1, error="Read-only file system"))) == "Read-only file system"
+    assert failure(replied(Done(1))) == ""
+    assert "runs something else" in failure(replied(Done(1, error='different:{"seed": "1"}')))
+    assert failure(Message(Error(2, "it broke"), reply_to=asked)) == "it broke"
+    assert failure(Message(write_content(msgspec.msgpack.encode(3)), reply_to=asked)) == ""

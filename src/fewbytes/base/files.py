@@ -95,6 +95,19 @@ def _running(number: int) -> bool:
     return True
 
 
+def check_writable(folder: Path) -> None:
+    """Make a folder, if it is not there, and write a file in it that is removed again. Raises UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"fewbytes")
+            file.flush()
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot write there: {error.strerror}; a node keeps its client's state in it"
+        ) from None
+
+
 def private_folder(path: Path) -> None:
     """`make_folder` that only its owner can enter. Raises UserError for a link or another account's folder.
 

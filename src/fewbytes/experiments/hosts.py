@@ -39,8 +39,8 @@ OF_CONFIGURATION = """With a local partition:
 # that send only models."""
 RESIDENT_NODE = f"Its settings are in node.toml. {OF_CONFIGURATION}"
 STOCK_NODE = f"Its settings are in the command below. {OF_CONFIGURATION}"
-UNIT = """# The node {name} as a service that runs as the account fewbytes. Copy this folder to /opt/fewbytes/{name}, set
-# FEWBYTES_DATA below, then
+UNIT = """# The node {name} as a service that runs as the account fewbytes.
+# Copy this folder to /opt/fewbytes/{name}, set FEWBYTES_DATA below, then
 #   useradd --system --home-dir /opt/fewbytes --shell /usr/sbin/nologin fewbytes
 #   chown -R fewbytes: /opt/fewbytes/{name}
 #   systemctl enable --now /opt/fewbytes/{name}/fewbytes-{name}.service
@@ -66,8 +66,8 @@ PrivateTmp=true
 [Install]
 WantedBy=multi-user.target
 """
-CONTAINER = """# The node {name} as a container, which runs as the user 10001: build it once, run it in this folder; the key stays
-# out of the image.
+CONTAINER = """# The node {name} as a container, which runs as the user 10001: build it once, run it in this
+# folder; the key stays out of the image.
 #   podman build -t fewbytes-node .
 #   podman run -d --restart=always --userns=keep-id:uid=10001 -v /srv/data:/data:ro -v "$PWD":/node fewbytes-node
 # With Docker, instead of --userns: chown -R 10001 . once, in this folder.

@@ -24,7 +24,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.named import only_allowed
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
@@ -169,7 +169,7 @@ def _served(
         wrong = f"this node holds client {int(here)}, it was asked as client {job.client}: its partition-id is wrong"
         return Done(job.number, error=wrong), b""
     key, method, task, allowed, settings = find(context)
-    base = Path(str(context.node_config.get("folder") or folder or default_folder() / "nodes"))
+    base = node_folder(context.node_config, folder)
     counted = here if frame_folder is None and task.problem.privacy is not None else None
     where = (key, str(base), order.run, counted)
     if where not in _nodes:
@@ -233,6 +233,21 @@ def _public(done: Done) -> Done:
     error = (done.public or done.error).replace("\n", " ")
     error = error.replace(f"{root.rstrip('/')}/", "") if root else error
     return msgspec.structs.replace(done, error=FOLDERS.sub("", error), public="", trace="")
+
+
+def node_folder(config: Mapping[str, Any], folder: Path | str | None = None) -> Path:
+    """Where run folders go at a node with this configuration; by default to `folder`."""
+    return Path(str(config.get("folder") or folder or default_folder() / "nodes"))
+
+
+def failure(reply: Message) -> str:
+    """Why a node did not carry out an order, by its reply, as the server reads it; empty if it did."""
+    if reply.has_error():
+        return str(reply.error.reason)
+    with suppress(FrameError):
+        why = decoded(read_content(reply.content)[0], Done).error
+        return "it runs something else than the server, whose log says what" if why.startswith(DIFFERENT) else why
+    return ""  # the answer to another kind of message
 
 
 def default_folder() -> Path:

@@ -66,6 +66,7 @@ class Fleet:
         except (OSError, ValueError) as error:
             raise UserError(f"{ca}: not the certificate of a SuperLink: {one_line(error)}") from None
         self._answered = False  # whether the SuperLink has ever answered
+        self._told: set[str] = set()  # why it waits, each reason once until the SuperLink answers again
         self._superlink, self._memory, self._say, self._stop = superlink, memory, say, stop
         self._node: Any = None
         with suppress(OSError, ValueError):
@@ -79,7 +80,7 @@ class Fleet:
         A node that crashed is still considered connected, and a new connection is refused for a minute; a heartbeat
         with its key and number is enough to continue.
         """
-        wait, reported = 0.2, False
+        wait, told = 0.2, set[str]()
         while True:
             try:
                 if self._node is not None and self._alive():
@@ -92,9 +93,9 @@ class Fleet:
                 if self._node is not None:  # this SuperLink has not assigned that number
                     self._node = None
                     continue
-                if not reported:
+                if str(refused) not in told:
                     self._say(f"waiting: the SuperLink at {self._superlink} does not accept this node yet: {refused}")
-                reported = True
+                told.add(str(refused))
             self.wait(wait)
             wait = min(2 * wait, SLOWEST)
         self._say(f"connected to {self._superlink}")
@@ -221,12 +222,13 @@ class Fleet:
     def _ask(self, call: Callable[[], T]) -> T:
         """The result of `call`, as soon as the SuperLink answers. Raises Refused, RunOver, Stopped; UserError if the
         server does not match the certificate."""
-        wait, since, reported, failed = FASTEST, time.monotonic(), False, 0
+        wait, since, failed = FASTEST, time.monotonic(), 0
         while not self._stop.is_set():
             try:
                 answer = call()
                 self._answered = True
-                if reported:
+                if self._told:
+                    self._told.clear()
                     self._say(f"contact with the SuperLink at {self._superlink} restored: it answers again")
                 return answer
             except httpx.HTTPStatusError as error:
@@ -240,12 +242,14 @@ class Fleet:
                     raise Refused(why) from None
             except (httpx.RequestError, ValueError) as error:  # ValueError: an unreadable answer
                 why = one_line(error)
-                if "certificate" in why.lower() and not self._answered:
-                    raise UserError(f"the SuperLink at {self._superlink} does not match ca: {why}") from None
-            if not reported and time.monotonic() - since + wait > SLOWEST / 2:
+                if "certificate" in why.lower():
+                    if not self._answered:
+                        raise UserError(f"the SuperLink at {self._superlink} does not match ca: {why}") from None
+                    why = f"its certificate no longer matches ca in this node's file: {why}"
+            if why not in self._told and time.monotonic() - since + wait > SLOWEST / 2:
                 after = "retrying. If the run has finished, press Ctrl-C"
                 self._say(f"waiting: the SuperLink at {self._superlink} does not answer ({why}); {after}")
-                reported = True
+                self._told.add(why)
             self.wait(wait * random.uniform(0.5, 1.5))  # so that nodes do not all reconnect at once
             wait = min(2 * wait, AGAIN_SECONDS)
         raise Stopped

@@ -21,7 +21,9 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
 from fewbytes.base.errors import FewbytesError, one_line, visible
+from fewbytes.base.files import check_writable
 from fewbytes.flower.application import is_installed
+from fewbytes.flower.apps import failure, node_folder
 from fewbytes.flower.fleet import Fleet, Refused, RunOver, Stopped
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.private.errors import APP_RAISED, APP_REFUSED
@@ -34,8 +36,11 @@ AGAIN_SECONDS = 1.0  # before connecting again to a SuperLink that has refused a
 def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
     """Run the nodes of these files, by name, until SIGTERM or SIGINT.
 
-    Raises UserError for an unreadable key or certificate, and for a SuperLink that does not match the certificate.
+    Raises UserError for an unreadable key or certificate, for a folder that is not writable, and for a SuperLink that
+    does not match the certificate.
     """
+    for _, about in files:
+        check_writable(node_folder(about.config))
     logging.getLogger(LOGGER).setLevel(logging.ERROR)
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -105,8 +110,11 @@ class _Resident(threading.Thread):
         except RunOver:
             self.fleet.confirm(message)
             return
-        sent = time.monotonic() - started - seconds
-        self._say(f"round {asked.group_id or 0}: {asked.message_type} took {seconds:.2f} s, its reply {sent:.2f} s")
+        sent, what = time.monotonic() - started - seconds, f"round {asked.group_id or 0}: {asked.message_type}"
+        if why := failure(reply):
+            self._say(f"{what} failed: {why}")
+        else:
+            self._say(f"{what} took {seconds:.2f} s, its reply {sent:.2f} s")
 
     def _reply(self, message: Message) -> Message:
         run = message.metadata.run_id
@@ -124,4 +132,4 @@ class _Resident(threading.Thread):
             return Message(Error(APP_RAISED, one_line(error, 300)), reply_to=message)
 
     def _say(self, what: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {self._label}: {visible(what)}", flush=True)
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self._label}: {visible(what)}", flush=True)

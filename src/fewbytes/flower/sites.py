@@ -41,6 +41,7 @@ class GridSites(Sites):
         self._roster, self._unable, self._watcher = dispatcher.roster, dispatcher.roster.unable, watcher
         self._firsts, self._agreed = Firsts(self._problem), set[Id]()
         self._declined = set[Id]()  # clients that are not asked, as their sites have declined
+        nodes.on_stranger = watcher.note
         dispatcher.on_awaited = lambda clients: watcher.awaited([nodes.called(i) for i in clients])
 
     def called(self, client: Id) -> str:
@@ -118,7 +119,7 @@ class GridSites(Sites):
     def _connected(self, wanted: set[Id], starting: bool = False) -> list[Id]:
         """Those of the wanted clients that are connected, as soon as all are or connect_timeout is over.
 
-        Raises TooFewReplies, and UserError for a node's invalid report if the run is `starting`.
+        Raises TooFewReplies.
         """
         deadline, reported, of = time.monotonic() + self._policy.connect_timeout, -1, self._nodes
         of.refresh(starting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fewbytes.core.rules import Rule
+from fewbytes.running.promises.absences import Absences
 from fewbytes.running.promises.aggregate import Aggregate
 from fewbytes.running.promises.alarms import Alarms
 from fewbytes.running.promises.budget import Budget
@@ -34,7 +35,7 @@ def promises_of(run: Run, folder: Path) -> list[Promise]:
         promises.append(Aggregate(settings.aggregate))
     if settings.speeds is not None:
         promises.append(Simulated(settings.speeds))
-    promises += [NotFinite(problem.objective), Alarms(), Joiners(method, settings.watcher)]
+    promises += [NotFinite(problem.objective), Alarms(), Joiners(method, settings.watcher), Absences()]
     promises.append(Notes(rounding_notes(method, settings)))
     if settings.dp is not None:
         promises.append(Spending(settings.dp, run.rounds, problem.seed, folder))
