@@ -67,6 +67,7 @@ SLOW = {
     "process/test_examples.py": "every example",
     "process/test_exported_models.py::test_a": "models exported from runs of their own",
     "process/test_exported_models.py::test_rows": "models exported from runs of their own",
+    "process/test_federation.py": "a federation whose members change",
     "process/test_few_bytes_deployed.py": "a node that is killed, thrice",
     "process/test_flower_processes.py": "deployments and simulations of every kind",
     "process/test_hospitals.py": "an example over a slow link",

@@ -24,6 +24,7 @@ FLOORS = [
     ["methods", "engines"],
     ["running"],
     ["report", "flower", "nvflare"],
+    ["federation"],
     ["experiments"],
     ["analysis"],
     ["reproduce"],

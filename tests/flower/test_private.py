@@ -104,6 +104,21 @@ def test_the_superlink_takes_its_options(tmp_path):
     assert taken.enable_supernode_auth
 
 
+@pytest.mark.parametrize("name", ["sql_corestate", "in_memory_corestate"])
+def test_the_superlink_is_patient_with_a_runs_server(name):
+    """Which it starts again where the claim of the first has expired."""
+    code = (
+        "import inspect; from fewbytes.flower.private import superlink; superlink.be_patient(); "
+        f"from flwr.supercore.corestate import {name} as state; print(state.HEARTBEAT_DEFAULT_INTERVAL); "
+        "print(inspect.getsource(state).split('def claim_task')[1].split('    def ')[0])"
+    )
+    if importlib.util.find_spec("flwr.supercore.corestate") is None:
+        pytest.skip(f"{FLOWER} has its own patience")
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[0] == "180"
+    assert "seconds=HEARTBEAT_DEFAULT_INTERVAL" in said, f"{FLOWER}: a claim lasts otherwise"
+
+
 def test_a_supernode_takes_its_options_and_configuration(tmp_path):
     program, *options = programs.supernode_command("link:443", 9100, tmp_path / "ca", tmp_path / "key", NODE_CONFIG)
     assert program in programs.COMMANDS

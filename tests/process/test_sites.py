@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import shutil
 import signal
 import socket
@@ -16,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runs import PATIENCE, until
+from started import started
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
 
@@ -38,24 +37,6 @@ def table(path: Path, rows: int, age: str | None = None, patient: str = "") -> N
 def holding(mark: str, folder: Path) -> list[Path]:
     """The files below a folder that hold it."""
     return [path for path in folder.rglob("*") if path.is_file() and mark.encode() in path.read_bytes()]
-
-
-def started(command: list[str], log: Path, stack: ExitStack, **how) -> subprocess.Popen:
-    """A process that ends with the test."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    file = stack.enter_context(log.open("ab"))
-    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where these tests run behind nohup
-    process = subprocess.Popen(
-        command, stdout=file, stderr=file, env=environment, start_new_session=True, preexec_fn=heard, **how
-    )
-
-    def end() -> None:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(timeout=30)
-
-    stack.callback(end)
-    return process
 
 
 @pytest.fixture

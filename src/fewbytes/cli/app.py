@@ -17,7 +17,8 @@ from fewbytes.base.errors import FewbytesError, LikelyMistake, UserError, error_
 from fewbytes.base.named import look_in
 from fewbytes.cli.after import attack, audit, export, inspect_file, probe, report, statement
 from fewbytes.cli.codec import decode, encode
-from fewbytes.cli.machines import be_nodes, deploy
+from fewbytes.cli.federation import federation, node
+from fewbytes.cli.machines import deploy
 from fewbytes.cli.more import doctor, new, reproduce
 from fewbytes.cli.runs import compare, methods, plan, run
 from fewbytes.experiments.display import console
@@ -33,9 +34,10 @@ for command in (
     *(audit, statement),
 ):
     app.command()(command)
-app.command("node")(be_nodes)
 app.command("inspect")(inspect_file)
 app.add_typer(new, name="new")
+app.add_typer(federation, name="federation")
+app.add_typer(node, name="node")
 
 
 @app.callback()

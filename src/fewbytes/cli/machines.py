@@ -37,6 +37,9 @@ def deploy(
     listen: Annotated[
         str | None, typer.Option(help="host:port where the server listens, if not everywhere at the address's port.")
     ] = None,
+    federation: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of a federation, whose members are the clients.")
+    ] = None,
     node: Annotated[
         str | None, typer.Option(help="Kind of node: resident (stays loaded) or stock (Flower's); default: resident.")
     ] = None,
@@ -61,9 +64,11 @@ def deploy(
         places,
         remembered,
     )
+    from fewbytes.experiments.membership import places_for
     from fewbytes.experiments.prepared import PreparedRun
     from fewbytes.experiments.run_folders import again_from, new_folder, resumed, unless_refused
     from fewbytes.experiments.settings import make_experiment
+    from fewbytes.federation.members import read as read_federation
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
     from fewbytes.running.watcher import together
@@ -75,9 +80,22 @@ def deploy(
         unbegun = None if resume is None or from_round is not None else not_begun(resume)
         if resume is not None:
             settings = resumed(resume, settings, from_round) if unbegun is None else again_from(unbegun, settings)
-            given = {"hosts": hosts, "address": address, "listen": listen, "node": node}
-            hosts, address, listen, node = remembered(resume, given).values()
-        elif hosts is not None:
+            where = None if federation is None else str(federation.absolute())
+            given = {"hosts": hosts, "address": address, "listen": listen, "node": node, "federation": where}
+            hosts, address, listen, node, where = remembered(resume, given).values()
+            federation = None if where is None else Path(where)
+        elif federation is not None:
+            if hosts or address or listen:
+                raise UserError("--federation has its own hosts and address: leave out --hosts, --address and --listen")
+            members = read_federation(federation)
+            settings.setdefault("clients", len(members.members))
+            hosts = ",".join(places_for(members, int(settings.get("newcomers") or 0)))
+            if not members.members:
+                raise UserError(f"{federation} has no members yet: `fewbytes federation invite NAME` is the first step")
+        if federation is not None:  # whose server may have moved
+            there = read_federation(federation)
+            address, listen = there.address, there.listen
+        elif resume is None and hosts is not None:
             settings.setdefault("clients", len(host_names(hosts)))
         job = PreparedRun(settings, here=None if hosts is None else ())
         notes, nodes = job.notes, places(job.experiment, hosts)
@@ -87,7 +105,7 @@ def deploy(
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
             again, asked = resume is not None and unbegun is None, make_experiment(settings).toml()
-            how = Nodes(nodes, address or LOOPBACK, node or KINDS[0], listen)
+            how = Nodes(nodes, address or LOOPBACK, node or KINDS[0], listen, federation)
             deployment = Deployment(job.experiment, folder, how, again, from_round, asked)
             if show:
                 deployment.prepare()

@@ -9,7 +9,8 @@ COMMANDS = {
     },
     "On real machines": {
         "deploy": "run one method on Flower's SuperLink and nodes, over TLS",
-        "node": "start the node of a client of a deployment",
+        "node": "start the node of a client of a deployment, or make a site's key and folder",
+        "federation": "make a federation; invite, accept, list and remove its members",
     },
     "After a run": {
         "report": "write an HTML report of one run, or one that compares several",

@@ -21,9 +21,11 @@ from fewbytes.base.files import make_all_durable, open_plain, replacing
 from fewbytes.base.named import MODULES
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
+from fewbytes.experiments.membership import Membership
 from fewbytes.experiments.settings import Experiment
+from fewbytes.federation.members import CERTIFICATES
 from fewbytes.flower.application import application_files
-from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.certificates import expiry_note, write_certificates, write_node_key
 from fewbytes.flower.children import is_alive, send
 from fewbytes.flower.private import cli, files, programs
 from fewbytes.flower.processes import Processes
@@ -39,6 +41,7 @@ PLACES = "places.json"  # in the deployment's folder: --hosts, --address, --list
 ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 BEGINNING = ("config.toml", "partition.json", "rounds.jsonl")
 """Files that a run writes, besides checkpoints, before its first round."""
+SLOW_SECONDS = 30  # between notes that the run's server has not begun yet
 QUIET_SECONDS = 15  # without events, after which Flower is asked for the status of the run
 AGAIN_SECONDS, TRIES = 8, 12  # between restarts of a node, and their maximum number
 
@@ -61,16 +64,17 @@ def host_names(hosts: str) -> list[str]:
 
 
 def remembered(folder: Path, given: dict[str, str | None]) -> dict[str, str | None]:
-    """`hosts`, `address`, `listen` and `node` of a deployment: as `given`, else as before.
+    """`hosts`, `address`, `listen`, `node` and `federation` of a deployment: as `given`, else as before.
 
-    Raises UserError if hosts or node are given again and differ: a run resumes on the same nodes. Its server may move.
+    Raises UserError if hosts, node or federation are given again and differ: a run resumes on the same nodes. Its
+    server may move.
     """
     try:
         there = json.loads((folder / "deployment" / PLACES).read_bytes())
     except (OSError, ValueError):
         raise UserError(f"{folder} is not the folder of a deployment (it has no deployment/{PLACES})") from None
-    there = {"node": "stock", "listen": None, **there}  # of older versions
-    for name in ("hosts", "node"):
+    there = {"node": "stock", "listen": None, "federation": None, **there}  # of older versions
+    for name in ("hosts", "node", "federation"):
         if given[name] is not None and given[name] != there[name]:
             raise UserError(
                 f"{folder} was deployed with --{name} {there[name]}, not {given[name]}: resume it without changing that"
@@ -99,12 +103,14 @@ def places(experiment: Experiment, hosts: str | None) -> list[Place]:
 @dataclass(frozen=True)
 class Nodes:
     """The nodes of a run: a place per client, the `address` (host:port) where they reach the SuperLink, their kind (of
-    KINDS), and where it listens, if not everywhere at that port. Raises UserError for invalid values."""
+    KINDS), where it listens, if not everywhere at that port, and the folder of the federation that they are members of.
+    Raises UserError for invalid values."""
 
     places: Sequence[Place]
     address: str = LOOPBACK
     kind: str = KINDS[0]
     listen: str | None = None
+    federation: Path | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -158,7 +164,10 @@ class Deployment:
         self.resume, self.from_round, self._asked = resume, from_round, asked
         self.folder = self.out / "deployment"
         resident = nodes.kind == "resident"
-        self.processes = Processes(self.folder, nodes.bind, False, resident=resident, lasting=self.remote)
+        own = None if nodes.federation is None else nodes.federation / CERTIFICATES
+        self.processes = Processes(self.folder, nodes.bind, False, resident, lasting=self.remote, certificates=own)
+        names = [place.name for place in self.nodes]
+        self._members = None if nodes.federation is None else Membership(nodes.federation, self.folder, names)
         self._again: dict[str, tuple[int, float]] = {}  # nodes that ended: attempts so far, earliest next one
         self.address = nodes.resolved(int(self.processes.address.rpartition(":")[2]))
         self._names = [self.address.rpartition(":")[0].strip("[]")] if self.remote else []  # for the certificate
@@ -187,10 +196,13 @@ class Deployment:
         with replacing(self.folder / PLACES) as file:
             how = self._how
             about = {"hosts": hosts, "address": how.address, "listen": how.listen, "node": how.kind}
+            about["federation"] = None if how.federation is None else str(how.federation.absolute())
             file.write(json.dumps(about).encode())
-        write_certificates(self.folder / "certificates", self._names)
+        write_certificates(self.processes.certificates, self._names)
         self.processes.write_link()
-        for i, place in enumerate(self.nodes):
+        if self._members is not None:
+            self._members.write_keys()
+        for i, place in enumerate(self.nodes if self._members is None else ()):
             write_node_key(self.folder / "keys", place.name)
             if not place.here:
                 write_host(self.processes, self.experiment, i, place.name, self.address)
@@ -214,6 +226,8 @@ class Deployment:
         lines = ["on this machine:", f"  export {programs.HOME}={home} {ENVIRONMENT}"]
         lines.append(f"  {shlex.join(self.processes.superlink_command())}")
         for i, place in enumerate(self.nodes):
+            if not (self.folder / "keys" / f"{place.name}.pub").exists():
+                continue  # nobody has joined yet
             register = cli.register_command(self.folder / "keys" / f"{place.name}.pub", place.name)
             lines.append(f"  {shlex.join(register)}")
             if place.here:
@@ -224,7 +238,7 @@ class Deployment:
 
     def elsewhere(self) -> list[str]:
         """The commands to run on other hosts."""
-        names = [place.name for place in self.nodes if not place.here]
+        names = [place.name for place in self.nodes if not place.here and self._members is None]
         heading = "on each other host, with this package installed, in a copy of its folder there: sh start.sh"
         return [heading, *(f"  {self.folder}/nodes/{name}" for name in names)] if names else []
 
@@ -239,11 +253,15 @@ class Deployment:
             if self.processes.resident:  # they load while the SuperLink starts
                 self._start_nodes()
             self.processes.start_superlink(self._names)
-            self.processes.register([place.name for place in self.nodes])
+            if self._members is None:
+                self.processes.register([place.name for place in self.nodes])
+            self._look(note)
             if not self.processes.resident:
                 self._start_nodes()
-            if self.remote:
-                note("\n".join(self.elsewhere()))
+            if lines := self.elsewhere():
+                note("\n".join(lines))
+            if why := expiry_note(self.processes.certificates):
+                note(why)
             number = self.processes.submit(self.folder / "app")
             try:
                 self._follow(number, watcher, note)
@@ -252,6 +270,11 @@ class Deployment:
                     raise type(error)(f"{error}; resume with: fewbytes deploy --resume {self.out}") from None
                 raise
 
+    def _look(self, note: Callable[[str], None]) -> None:
+        """Follow changes of the federation."""
+        for text in () if self._members is None else self._members.sync(self.processes):
+            note(text)
+
     def _start_nodes(self) -> None:
         for i, place in enumerate(self.nodes):
             if place.here:
@@ -259,13 +282,20 @@ class Deployment:
 
     def _follow(self, number: int, watcher: Watcher, note: Callable[[str], None]) -> None:
         server, begun, dead, quiet = (0, ""), False, 0, time.monotonic() + QUIET_SECONDS
+        asked, slow = time.monotonic(), time.monotonic() + SLOW_SECONDS
         self._again = {}
         try:
             for event in self._events():
+                self._look(note)
                 if event is None:
                     self.processes.check()
                     if not server[0]:
                         self.processes.check_launcher()
+                        if time.monotonic() > slow:
+                            note(
+                                f"the run's server has been starting for {time.monotonic() - asked:.0f} s; please wait"
+                            )
+                            slow = time.monotonic() + SLOW_SECONDS
                     self._start_again(note, hopeless=not begun)
                     dead = dead + 1 if begun and not is_alive(server) else 0
                     if dead > 3:  # and no further event came

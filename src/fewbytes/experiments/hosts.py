@@ -9,9 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fewbytes.base.errors import UserError
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.core.problem import Id
 from fewbytes.experiments.settings import Experiment
+from fewbytes.federation.texts import Invitation, Request
+from fewbytes.flower.certificates import node_name, write_file, write_node_key
+from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.private import programs
 from fewbytes.flower.processes import CA, Processes
 from fewbytes.models.hugging_face import PREFIX
@@ -99,8 +103,35 @@ def write_host(processes: Processes, experiment: Experiment, client: Id, name: s
     command = processes.node_command(
         name, config | allowed(experiment, here=False), address, folder, port=9094 + client
     )
-    about = RESIDENT_NODE if processes.resident else STOCK_NODE
-    environment = f"{programs.HOME}=$PWD/flower-home {ENVIRONMENT if processes.resident else STOCK_ENVIRONMENT}"
+    if processes.resident:
+        write_scripts(folder, name, command)
+    else:
+        write_scripts(folder, name, command, STOCK_NODE, STOCK_ENVIRONMENT)
+
+
+def write_site(folder: Path, invitation: Invitation, name: str) -> Request:
+    """Make a site's key in a new folder for its node, with its settings and the scripts that start it; the request that
+    the site sends to the server. Raises UserError for an invitation of another name, and for a folder with a key."""
+    if name != node_name(invitation.name):
+        raise UserError(f"the invitation is for {invitation.name}, not {name}")
+    key = folder / "keys" / name
+    if key.exists():
+        raise UserError(f"{key} is there already: a node that needs a new key gets a new folder (--folder)")
+    private_folder(folder)
+    write_node_key(key.parent, name)
+    (folder / "certificates").mkdir(exist_ok=True)
+    write_file(folder / CA, invitation.ca.encode())
+    about = NodeFile(invitation.superlink, CA, f"keys/{name}", {"member": name, "folder": "runs", "tell": "sizes"})
+    write_file(folder / "node.toml", about.text().encode(), 0o600)
+    write_scripts(folder, name, ["python3", "-m", "fewbytes", "node", "node.toml"])
+    return Request.of(name, key)
+
+
+def write_scripts(
+    folder: Path, name: str, command: list[str], about: str = RESIDENT_NODE, environment: str = ENVIRONMENT
+) -> None:
+    """Write the scripts that start a node by a command in its folder: by hand, as a service, and as a container."""
+    environment = f"{programs.HOME}=$PWD/flower-home {environment}"
     for part, text in (
         ("start.sh", START.format(name=name, about=about, environment=environment, command=shlex.join(command))),
         (f"fewbytes-{name}.service", UNIT.format(name=name)),

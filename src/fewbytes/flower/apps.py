@@ -168,6 +168,8 @@ def _served(
     if here is not None and int(here) != job.client:
         wrong = f"this node holds client {int(here)}, it was asked as client {job.client}: its partition-id is wrong"
         return Done(job.number, error=wrong), b""
+    if here is None and "member" in context.node_config:  # its key says who it is: the server numbers members
+        context.node_config = {**context.node_config, "partition-id": job.client}
     key, method, task, allowed, settings = find(context)
     base = node_folder(context.node_config, folder)
     counted = here if frame_folder is None and task.problem.privacy is not None else None
@@ -178,7 +180,7 @@ def _served(
         if isinstance(frame_folder, FarFrames):
             _nodes[where] = FarNode(method, task, frame_folder.keeper, order.run)
         else:
-            allows = _allows(context.node_config) if frame_folder is None else None
+            allows = _allows(context.node_config, None if here is None else int(here)) if frame_folder is None else None
             _nodes[where] = Node(method, task, base, order.run, settings, allows)
         torch.set_num_threads(int(context.node_config.get("threads", 1)))  # equal bit for bit only at 1
         keep_memory()
@@ -210,11 +212,12 @@ def _gate(folder: Path, here: Any, config: Mapping[str, Any]) -> Gate:
     return _gates[place]
 
 
-def _allows(config: Mapping[str, Any]) -> Allows:
-    """The limits in a node's configuration. Raises UserError for invalid numbers."""
+def _allows(config: Mapping[str, Any], here: int | None) -> Allows:
+    """The limits in the configuration of a node that holds the client `here` (None: any). Raises UserError for invalid
+    numbers."""
     usual = Allows()
     runs, drift = config.get("max-runs", usual.run_folders), config.get("max-drift", usual.drift)
-    here, in_all = config.get("partition-id"), str(config.get("privacy-in-all", ""))
+    in_all = str(config.get("privacy-in-all", ""))
     with suppress(ValueError, OverflowError):
         if float(drift) >= 0:  # which NaN is not
             return Allows(

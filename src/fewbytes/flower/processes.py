@@ -7,6 +7,7 @@ and runs submitted, shares the port: it accepts only requests of this machine wi
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import ssl
@@ -40,7 +41,7 @@ from fewbytes.flower.private import cli, files, programs
 
 START_SECONDS = 120  # for the SuperLink to answer
 LAUNCHER_SECONDS = 60  # after that, for the launcher of runs' servers
-CA, LOCAL = "certificates/ca.crt", "certificates/local.pem"
+CA, LOCAL = "certificates/ca.crt", "local.pem"
 
 
 class Ended(NamedTuple):
@@ -57,6 +58,7 @@ class Processes:
     `any_app`: whether SuperNodes run whatever application is submitted, not only the one installed with this package.
     `resident`: nodes are ours (`fewbytes.flower.resident`), not Flower's SuperNodes; they run no other application.
     `lasting`: whether the registered nodes outlive a restart; then what passes through lies in a file, not in memory.
+    `certificates`: their folder, if it is not the one below.
 
     In the folder: certificates/ (with the token), keys/, nodes/ (what resident nodes are), flower-home/ and homes/
     (FLWR_HOME of the SuperLink and of each SuperNode), superlink.db (the registered nodes, kept over a restart;
@@ -66,7 +68,13 @@ class Processes:
     """
 
     def __init__(
-        self, folder: Path, address: str, any_app: bool = True, resident: bool = False, lasting: bool = True
+        self,
+        folder: Path,
+        address: str,
+        any_app: bool = True,
+        resident: bool = False,
+        lasting: bool = True,
+        certificates: Path | None = None,
     ) -> None:
         host, _, port = address.rpartition(":")
         self._host = host.strip("[]")
@@ -75,6 +83,7 @@ class Processes:
         self._port = int(port) or free_port(self._host)
         self.address = f"{host}:{self._port}"
         self.folder, self._ports, self._any_app, self.resident = folder.absolute(), {self._port}, any_app, resident
+        self.certificates = certificates.absolute() if certificates else self.folder / "certificates"
         self._token = self.folder / "certificates" / "control.token"
         self._lasting = lasting
         self._superlink: Child | None = None
@@ -111,21 +120,22 @@ class Processes:
     @property
     def local_address(self) -> str:
         """Where this host reaches the SuperLink: a loopback address, or localhost where the certificate covers none."""
-        if (self.folder / LOCAL).exists():
+        if self._local_ca.name == LOCAL:
             return f"localhost:{self._port}"
         return self.address if is_loopback(self._host) else f"127.0.0.1:{self._port}"
 
     @property
-    def _local_ca(self) -> str:
-        """The certificate, in the folder, that proves the SuperLink to programs of this host."""
-        return LOCAL if (self.folder / LOCAL).exists() else CA
+    def _local_ca(self) -> Path:
+        """The certificate that proves the SuperLink to programs of this host."""
+        local = self.certificates / LOCAL
+        return local if local.exists() else self.certificates / "ca.crt"
 
     def superlink_command(self) -> list[str]:
         """The SuperLink's command line."""
         folder = self.folder
         database = folder / files.DATABASE if self._lasting else None
-        local = programs.Local(self._token, self.local_address, folder / self._local_ca)
-        return programs.superlink_command(self._host, self._port, folder / "certificates", database, local)
+        local = programs.Local(self._token, self.local_address, self._local_ca)
+        return programs.superlink_command(self._host, self._port, self.certificates, database, local)
 
     def node_command(
         self,
@@ -147,14 +157,14 @@ class Processes:
             path = self.folder / "nodes" / f"{name}.toml" if folder is None else folder / "node.toml"
             path.parent.mkdir(exist_ok=True)
             up = "../" if folder is None else ""
-            ca = self._local_ca if folder is None else CA
-            about = NodeFile(superlink, f"{up}{ca}", f"{up}keys/{node_name(name)}", dict(node_config))
+            proof = CA if folder else os.path.relpath(self._local_ca, path.parent)
+            about = NodeFile(superlink, proof, f"{up}keys/{node_name(name)}", dict(node_config))
             write_file(path, about.text().encode(), 0o600)
             return [python, "-m", "fewbytes", "node", path.name if folder else str(path)]
-        there, ca = (Path("."), CA) if folder else (self.folder, self._local_ca)
+        there, ca = (Path("."), Path(CA)) if folder else (self.folder, self._local_ca)
         guarded_by = None if self._any_app else python
         return programs.supernode_command(
-            superlink, port, there / ca, there / "keys" / node_name(name), node_config, guarded_by
+            superlink, port, ca, there / "keys" / node_name(name), node_config, guarded_by
         )
 
     def start_superlink(self, hosts: Sequence[str] = ()) -> None:
@@ -163,7 +173,7 @@ class Processes:
         `hosts`: more names and IPs by which nodes reach it. Raises UserError for a port in use or certificates that do
         not cover the hosts, FewbytesError if it does not come up.
         """
-        write_certificates(self.folder / "certificates", hosts)
+        write_certificates(self.certificates, hosts)
         local = self.local_address.rpartition(":")[0].strip("[]")
         try:
             listen(self._host, self._port).close()
@@ -171,7 +181,7 @@ class Processes:
             raise UserError(f"the SuperLink cannot listen on {self.address}: {why_of(error)}") from None
         home = self.folder / "flower-home"
         self.write_link()
-        tls = ssl.create_default_context(cafile=str(self.folder / self._local_ca))
+        tls = ssl.create_default_context(cafile=str(self._local_ca))
         self._superlink = Child(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
         self._commands = self._commands or Commands(home)  # it loads what it needs meanwhile
         deadline = time.monotonic() + START_SECONDS
@@ -190,7 +200,7 @@ class Processes:
         """Write the SuperLink's address and token for `flwr`, with flower-home as its FLWR_HOME."""
         home = self.folder / "flower-home"
         home.mkdir(exist_ok=True)
-        name, text = files.connection_config(self.local_address, self.folder / self._local_ca)
+        name, text = files.connection_config(self.local_address, self._local_ca)
         write_file(home / name, text.encode())
         if not self._token.exists():
             self._token.parent.mkdir(exist_ok=True)

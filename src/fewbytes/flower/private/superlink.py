@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from starlette.requests import Request
 
 from fewbytes.flower import listening
 from fewbytes.flower.private import replaced
+
+START_SECONDS = 180
 
 
 def run_superlink(
@@ -61,7 +64,17 @@ def run_superlink(
     replaced("flwr.superlink.cli.flower_superlink", "load_control_authn_plugin", OneAccount)
     replaced("flwr.superlink.extensions", "get_middleware", lambda: (Middleware(gated),))
     replaced("uvicorn", "run", listening.run)
+    be_patient()
     flower_superlink()
+
+
+def be_patient() -> None:
+    """Have a run's server START_SECONDS to start. After 30 s, the SuperLink would start another beside it, and refuse
+    the first: on a slow machine, none would ever begin."""
+    with suppress(ImportError, AttributeError):  # another version, which has its own patience
+        replaced("flwr.supercore.corestate.sql_corestate", "HEARTBEAT_DEFAULT_INTERVAL", START_SECONDS)
+    with suppress(ImportError, AttributeError):
+        replaced("flwr.supercore.corestate.in_memory_corestate", "HEARTBEAT_DEFAULT_INTERVAL", START_SECONDS)
 
 
 def is_node(scope: Mapping[str, Any]) -> bool:

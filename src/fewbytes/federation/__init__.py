@@ -1,0 +1,1 @@
+"""Federations: a folder that outlives runs, with the CA, the address, the members' public keys and a history."""
