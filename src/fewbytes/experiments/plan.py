@@ -26,6 +26,7 @@ from fewbytes.running.rounding import rounded
 from fewbytes.running.watcher import Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
+MORE_ROUNDED = 2  # rounds more, as the sizes of rounded messages differ from round to round
 FEW_SPLIT = 10  # number of clients to split the data among if they are too few for all
 EXCHANGE_SECONDS = 0.2
 """Overhead of an exchange with a resident node, besides transfer and training: benchmarks/flower/exchange.py."""
@@ -135,7 +136,8 @@ def make_plan(
     there = clients or round(fmean(len(task.problem.clients_in(t)) for t in range(1, planned + 1)))
     if clients and method.own_rounds:
         raise UserError(f"the messages of {method.method_name} depend on all clients: give data for all of them")
-    ledger, rows = _probe(probed, small, PROBED_ROUNDS, rounding, whole=False)
+    more = MORE_ROUNDED if rounding else 0
+    ledger, rows = _probe(probed, small, PROBED_ROUNDS + more, rounding, whole=False)
     seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
     if method.own_rounds:  # messages may depend on the number of clients: take all, with little to train on
         ledger, rows = _probe(
@@ -143,7 +145,7 @@ def make_plan(
         )
         measured, first = len(task.problem.clients) * planned, 0
     else:
-        measured, first = probed.cohort(len(few)), PROBED_ROUNDS
+        measured, first = (1 + more) * probed.cohort(len(few)), PROBED_ROUNDS
     columns = ledger.columns()
     moved = {name: values[columns["round"] >= first] for name, values in columns.items()}
     before = {name: values[columns["round"] < first] for name, values in columns.items()}
