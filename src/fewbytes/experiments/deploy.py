@@ -143,6 +143,19 @@ class Nodes:
         return self.address if self.remote else f"{self.address.rpartition(':')[0]}:{port}"
 
 
+def end_server(out: Path) -> None:
+    """End the server of a killed deployment of the run in `out`, which survives while it retries its SuperLink.
+
+    Its first event holds its process id. The process is killed only if it still is that server.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no event, or half of one
+        with open(out / EVENTS, encoding="utf-8", opener=open_plain) as file:
+            event = json.loads(file.readline())
+        server = int(event["pid"]), str(event["started"])
+        if programs.SERVER.encode() in Path(f"/proc/{server[0]}/cmdline").read_bytes() and server[1]:
+            send(server, signal.SIGKILL)  # checkpoints are written atomically
+
+
 class Deployment:
     """A run deployed in `<run folder>/deployment`.
 
@@ -179,7 +192,7 @@ class Deployment:
 
     def _write(self) -> None:
         """Write the app, the certificates and a folder per remote node; remove the state of an earlier SuperLink."""
-        self._end_server()
+        end_server(self.out)
         if not self.resume:
             if (self.folder / ASKED).exists():  # an earlier run without a checkpoint
                 shutil.rmtree(self.out / "checkpoint", ignore_errors=True)
@@ -207,18 +220,6 @@ class Deployment:
             if not place.here:
                 write_host(self.processes, self.experiment, i, place.name, self.address)
         make_all_durable(self.folder)
-
-    def _end_server(self) -> None:
-        """End the server of a killed deployment, which survives while it retries its SuperLink.
-
-        Its first event holds its process id. The process is killed only if it still is that server.
-        """
-        with suppress(OSError, ValueError, KeyError, TypeError):  # no event, or half of one
-            with open(self.out / EVENTS, encoding="utf-8", opener=open_plain) as file:
-                event = json.loads(file.readline())
-            server = int(event["pid"]), str(event["started"])
-            if programs.SERVER.encode() in Path(f"/proc/{server[0]}/cmdline").read_bytes() and server[1]:
-                send(server, signal.SIGKILL)  # checkpoints are written atomically
 
     def commands(self) -> str:
         """The commands to run, and where."""

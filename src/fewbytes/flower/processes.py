@@ -76,19 +76,18 @@ class Processes:
         lasting: bool = True,
         certificates: Path | None = None,
     ) -> None:
-        host, _, port = address.rpartition(":")
+        host, port = _host_and_port(address)
         self._host = host.strip("[]")
-        if not self._host or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{self._host}]"):
-            raise UserError(f"address {address!r}: expected host:port, such as 127.0.0.1:8000 or [::1]:8000")
-        self._port = int(port) or free_port(self._host)
+        self._port = port or free_port(self._host)
         self.address = f"{host}:{self._port}"
         self.folder, self._ports, self._any_app, self.resident = folder.absolute(), {self._port}, any_app, resident
         self.certificates = certificates.absolute() if certificates else self.folder / "certificates"
-        self._token = self.folder / "certificates" / "control.token"
-        self._lasting = lasting
+        self._token, self._lasting = self.folder / "certificates" / "control.token", lasting
         self._superlink: Child | None = None
-        self._launchers: set[Process] = set()  # what the SuperLink starts a run's server by, once it was seen
-        self._answered = 0.0  # when the SuperLink first did
+        self._launchers, self._answered = (
+            set[Process](),
+            0.0,
+        )  # what starts a run's server; when it could
         self._commands: Commands | None = None
         self._nodes: dict[str, Child] = {}
         self._lock: BinaryIO | None = None
@@ -305,3 +304,12 @@ class Processes:
         if self._commands is None:
             self._commands = Commands(self.folder / "flower-home")
         return cli.read_answer(self._commands.run(cli.in_json(command)))
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    """The host, with its brackets, and the port of host:port. Raises UserError."""
+    host, _, port = address.rpartition(":")
+    bare = host.strip("[]")
+    if not bare or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{bare}]"):
+        raise UserError(f"address {address!r}: expected host:port, such as 127.0.0.1:8000 or [::1]:8000")
+    return host, int(port)
