@@ -175,13 +175,11 @@ class Deployment:
         self.experiment = experiment if self.remote else with_whole_paths(experiment)
         self.out, self.nodes, self._how = folder.absolute(), nodes.places, nodes
         self.resume, self.from_round, self._asked = resume, from_round, asked
-        self.folder = self.out / "deployment"
-        resident = nodes.kind == "resident"
+        self.folder, self._again = self.out / "deployment", dict[str, tuple[int, float]]()
         own = None if nodes.federation is None else nodes.federation / CERTIFICATES
-        self.processes = Processes(self.folder, nodes.bind, False, resident, lasting=self.remote, certificates=own)
+        self.processes = Processes(self.folder, nodes.bind, False, nodes.kind == "resident", self.remote, own)
         names = [place.name for place in self.nodes]
         self._members = None if nodes.federation is None else Membership(nodes.federation, self.folder, names)
-        self._again: dict[str, tuple[int, float]] = {}  # nodes that ended: attempts so far, earliest next one
         self.address = nodes.resolved(int(self.processes.address.rpartition(":")[2]))
         self._names = [self.address.rpartition(":")[0].strip("[]")] if self.remote else []  # for the certificate
 
@@ -284,7 +282,7 @@ class Deployment:
     def _follow(self, number: int, watcher: Watcher, note: Callable[[str], None]) -> None:
         server, begun, dead, quiet = (0, ""), False, 0, time.monotonic() + QUIET_SECONDS
         asked, slow = time.monotonic(), time.monotonic() + SLOW_SECONDS
-        self._again = {}
+        self._again = {}  # nodes that ended: attempts so far, earliest next one
         try:
             for event in self._events():
                 self._look(note)

@@ -77,17 +77,13 @@ class Processes:
         certificates: Path | None = None,
     ) -> None:
         host, port = _host_and_port(address)
-        self._host = host.strip("[]")
-        self._port = port or free_port(self._host)
+        self._host, self._port = host.strip("[]"), port or free_port(host.strip("[]"))
         self.address = f"{host}:{self._port}"
         self.folder, self._ports, self._any_app, self.resident = folder.absolute(), {self._port}, any_app, resident
         self.certificates = certificates.absolute() if certificates else self.folder / "certificates"
         self._token, self._lasting = self.folder / "certificates" / "control.token", lasting
         self._superlink: Child | None = None
-        self._launchers, self._answered = (
-            set[Process](),
-            0.0,
-        )  # what starts a run's server; when it could
+        self._launchers, self._answered = set[Process](), 0.0  # what starts a run's server; since when it may
         self._commands: Commands | None = None
         self._nodes: dict[str, Child] = {}
         self._lock: BinaryIO | None = None
