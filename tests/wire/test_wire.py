@@ -954,6 +954,71 @@ def test_numbers_are_coded_as_the_prose_says(dtype: torch.dtype, squeeze: bool) 
         assert same(unpack(Whole, frame, base=base), Whole(Dense({"x": tensor_of(words)})))
 
 
+@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=list(DTYPES))
+def test_constant_planes_have_no_section(dtype: torch.dtype) -> None:
+    """A flag of 2 and the byte, in planes of numbers and of differences; the lowest plane of two bytes has none."""
+    width = dtype.itemsize
+    entry = ["x", str(dtype).removeprefix("torch."), [5]]
+    rotated = [3, 200, 255, 0, 7, 1, 128, 64][-width:] if width > 1 else [1]
+    sections = [struct.pack("<H", rotated[0] + (rotated[1] << 8)) * 5] if width == 4 else []
+    flags = [2 + byte for byte in rotated]
+    flags = [0, *flags[2:]] if width == 4 else flags
+    word = int.from_bytes(bytes(rotated), "little")
+    if dtype.is_floating_point:
+        word = word >> 1 | (word & 1) << 8 * width - 1
+    expected = tensor(np.array([word] * 5, f"u{width}"), dtype, (5,))
+    frame = assemble("Whole", [[[entry], [[1, flags]]]], sections)
+    assert same(unpack(Whole, frame).model, Dense({"x": expected}))
+    for flag in (258, 259, 1 << 40, -1, 2.0, True, None):
+        case = Case(Whole, b"")
+        assert case.refuse(assemble("Whole", [[[entry], [[1, [*flags[:-1], flag]]]]], sections)) == "header"
+    assert Case(Whole, b"").refuse(assemble("Whole", [[[entry], [[1, flags]]]], [*sections, bytes(5)])) == "length"
+    if width == 4:
+        for flag in (2, 200):
+            assert Case(Whole, b"").refuse(assemble("Whole", [[[entry], [[1, [flag, *flags[1:]]]]]])) == "header"
+
+    base = Base(blake3(b"m").digest(16), {"x": expected})
+    changed_words = [word, word, (word + 1) % (1 << 8 * width), word, (word + 1) % (1 << 8 * width)]
+    if dtype == torch.bool:
+        changed_words = [1, 1, 0, 1, 0]
+    middles = (
+        [2 + 0x81, *[2 + 0x80] * (width - 2), 2][:width] if width > 1 else [2 + (255 if dtype == torch.bool else 1)]
+    )
+    changes = [4, [0, 0, 1, 2], middles]
+    frame = assemble("Whole", [[[entry], [changes]]], [b"\x14"], base=base.digest[:8])
+    expected = tensor(np.array(changed_words, f"u{width}"), dtype, (5,))
+    assert same(unpack(Whole, frame, base=base).model, Dense({"x": expected}))
+    frame = assemble("Whole", [[[entry], [[4, [0, 0, 1, 0], middles]]]], [b"\0"], base=base.digest[:8])
+    assert Case(Whole, b"", None, base).refuse(frame) == "header"  # no numbers, so no plane of equal bytes
+
+
+def test_numbers_equal_to_the_base_have_no_section() -> None:
+    """Its first tensor of that name; zeros for one of another type or shape."""
+    held = Base(
+        blake3(b"m").digest(16),
+        {"x": torch.tensor([1.5, -0.0, math.nan]), "n": torch.arange(4), "other": torch.ones(2, 2)},
+    )
+    entries = [["x", "float32", [3]], ["n", "int64", [4]], ["other", "float32", [4]]]
+    frame = assemble("Whole", [[entries, [[5], [5]]]], base=held.digest[:8])
+    expected = {"x": held.tensors["x"], "n": held.tensors["n"], "other": torch.zeros(4)}
+    assert same(unpack(Whole, frame, base=held).model, Dense(expected))
+    case = Case(Whole, frame, None, held)
+    for wrong in (None, Base(bytes(16), held.tensors)):
+        assert case.refuse(frame, base=wrong) == "base"
+    assert case.refuse(assemble("Whole", [[entries, [[5], [5]]]])) == "base"
+    assert case.refuse(assemble("Whole", [[entries, [[5], [5]]]], [bytes(8)], base=held.digest[:8])) == "length"
+    lacking = [["x", "float32", [2]], ["new", "float32", [3]]]
+    assert case.refuse(assemble("Whole", [[lacking, [[5]]]], base=held.digest[:8])) == "base"
+    for malformed in ([5, 0], [5, []], [5, [0]], [5.0], [[5]]):
+        frame = assemble("Whole", [[entries, [malformed, [5]]]], base=held.digest[:8])
+        assert case.refuse(frame) in {"header", "coding"}
+    none = assemble("Whole", [[[["x", "float32", [0]]], [[5]]]], base=held.digest[:8])
+    assert case.refuse(none) == "header"
+    mask = Masked.of({"x": held.tensors["x"]}, {"x": torch.tensor([True, False, True])})
+    frame = assemble("Part", [[entries[:1], [0, 0, 1, 2], [5]]], [b"\5"], base=held.digest[:8])
+    assert same(unpack(Part, frame, base=held).model, mask)
+
+
 MASK = [i in (0, 1, 256, 511, 767, 999) for i in range(1000)]
 """Gaps of 0, 0, 254, 254, 255 and 231."""
 GAPS = bytes([0, 0, 254, 254, 255, 0, 231])
@@ -1269,6 +1334,68 @@ def test_long_sections_are_aligned_in_the_frame() -> None:
         frame = bytes(pack(Note(bytes(range(256)) * 20 + b"x" * length)))
         assert frame.index(bytes(range(256))) % 8 == 0
         assert unpack(Note, frame).raw[-length:] == b"x" * length
+
+
+@pytest.mark.parametrize("extra", range(8))
+def test_zeros_before_a_long_section_are_zeros(extra: int) -> None:
+    """A section of less than 1,024 bytes has none before it, a longer one as many as it needs, and they are checked."""
+    short, long = b"s" * (1023 if extra % 2 else extra), b"l" * (LONG + extra)
+    fields, table = [[len(short), len(long)]], [len(short), len(long)]
+    front = len(assemble("Notes", fields, table=table, body=b"")) - 16 + len(short)
+    gap = -front % 8
+    frame = assemble("Notes", fields, table=table, body=short + bytes(gap) + long)
+    assert unpack(Notes, frame).raw == [short, long]
+    assert bytes(pack(Notes([short, long]))) == frame
+    case = Case(Notes, frame)
+    for i in range(gap):
+        zeros = bytearray(gap)
+        zeros[i] = 1 << extra
+        assert case.refuse(assemble("Notes", fields, table=table, body=short + bytes(zeros) + long)) == "padding"
+    for n in set(range(9)) - {gap}:
+        body = short + bytes(n) + long
+        assert case.refuse(assemble("Notes", fields, table=table, body=body)) in {"length", "padding"}
+    before = -(front - len(short)) % 8
+    if before and short:
+        assert case.refuse(assemble("Notes", fields, table=table, body=bytes(before) + short + long)) == "length"
+
+
+@pytest.mark.parametrize("version", [v for v in range(64) if v != 3])
+def test_other_versions_are_refused(version: int) -> None:
+    """Before anything else of the frame is read, whatever hashes it has; `FEWB` is the older magic."""
+    case = cases()["dense"]
+    for flags in (0, 64, 128, 192):
+        frame = bytearray(case.frame)
+        frame[3] = version + flags
+        expected = "checksum" if frame[3] == ord("B") else "version"
+        assert case.refuse(frame) == expected
+        frame[-16:] = blake3(bytes(frame[:-16])).digest(16)
+        assert case.refuse(frame) == expected
+
+
+def test_the_headers_length_has_one_form() -> None:
+    """Groups of seven bits, the lowest first, no more than it needs, and within the frame."""
+    header = msgspec.msgpack.encode(["Note", [200], [200]])
+    longer = msgspec.msgpack.encode(["Notes", [[3] * 130], [3] * 130])
+    assert len(header) < 128 < len(longer) < 1 << 14
+    assert same(
+        unpack(Note, assemble(None, None, [b"r" * 200], header=header, header_length=bytes([len(header)]))),
+        Note(b"r" * 200),
+    )
+    two = bytes([len(longer) % 128 + 128, len(longer) // 128])
+    frame = assemble(None, None, [b"abc"] * 130, header=longer, header_length=two)
+    assert unpack(Notes, frame).raw == [b"abc"] * 130
+    assert bytes(pack(Notes([b"abc"] * 130))) == frame
+    case = Case(Note, b"")
+    malformed = [
+        b"", bytes([len(header) + 128]), bytes([len(header) + 128, 0]), bytes([len(header) + 128, 128, 0]),
+        bytes([len(header) + 1]), bytes([len(header) - 1]), b"\xff" * 9 + b"\x01", b"\x80" * 9 + b"\x02", b"\x80" * 10,
+    ]  # fmt: skip
+    for told in malformed:
+        frame = assemble(None, None, [b"r" * 200], header=header, header_length=told)
+        assert case.refuse(frame) in {"length", "header"}
+    for end in (b"\x80", b"\xff" * 8, b"\x05", b""):  # nothing follows
+        whole = b"FEW\x03" + end
+        assert case.refuse(whole + blake3(whole).digest(16)) in {"length", "header", "truncated"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ The format, version 3. Sections are little-endian; nothing in a frame names code
     version, a byte     3, plus 128 if there is a layout hash, plus 64 if there is a base hash
     layout hash         4 bytes, or none
     base hash           8 bytes, or none
-    header's length     in groups of seven bits, the lowest first; the top bit of a byte says that more follow
+    header's length     in as few groups of seven bits as it needs, the lowest first; the top bit of a byte says that
+                        more follow
     header              msgpack array [kind, fields, lengths], at most 1 MiB in what travels; without sections also
                         [kind, fields]
     sections            one after another; before one of 1,024 bytes or more, zeros to a multiple of 8 bytes

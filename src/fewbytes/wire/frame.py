@@ -169,7 +169,9 @@ def _number(view: memoryview, at: int) -> tuple[int, int]:
         number |= (view[at] & 0x7F) << shift
         at += 1
         if view[at - 1] < 0x80:
-            return number, at
+            if number >> shift or not shift:  # else a group too many
+                return number, at
+            break
     raise FrameError("length", "the length of the frame's header is malformed")
 
 
