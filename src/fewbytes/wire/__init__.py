@@ -65,12 +65,13 @@ level's class is the sum of the numbers of its tensor and its places, clipped to
 of bytes: one for each of `most` symbols, for each class from `low` to `high`. 0 is a symbol that does not occur, n the
 frequency 2^(12 + (n - 255) / 21), rounded. If `tables` is null, a class k has usual frequencies: of values with a
 Laplace distribution, of which a magnitude reaches level 1 at 0.65 steps and a further level n at n - 0.4. It has the
-scale at which the mean level is 2^(k/2) - 2^-7 (`levels.py` has these, in 64ths of an octave), and frequencies are 4096
-for the most frequent symbol, at least 1. A level n below 16 is its own symbol; for others, with s the bit length of n
-less 4, the symbol is 8 s + (n >> s), and s low bits are left. Three sections follow. First the symbols, 32-bit words of
-asymmetric numeral systems as in constriction's `AnsCoder` (`Categorical` models of the tables, not perfect), in blocks
-of 2^18 levels, by class within a block, the lowest first. Then a sign bit for each level that is not 0 (1: negative).
-Then the low bits that are left, the lowest of all levels that have one, then the next of all.
+scale at which the mean level is 2^(k/2) - 2^-7, rounded to 64ths of an octave (`levels.py` has these: -245 below class
+-13, and 32 more a class above 8), and frequencies are 4096 for the most frequent symbol, at least 1. A level n below 16
+is its own symbol; for others, with s the bit length of n less 4, the symbol is 8 s + (n >> s), and s low bits are left.
+Three sections follow. First the symbols, 32-bit words of asymmetric numeral systems as in constriction's `AnsCoder`
+(`Categorical` models of the tables, not perfect), in blocks of 2^18 levels, by class within a block, the lowest first.
+Then a sign bit for each level that is not 0 (1: negative). Then the low bits that are left, the lowest of all levels
+that have one, then the next of all.
 
 Images are [shape, numbers]: 8-bit pixels (n, channels, height, width), in C order; or, if smaller, [shape, null] and
 sheets, each of as many pictures one below the other as fit 16383 rows and 2^20 pixels. A picture is an image of three
