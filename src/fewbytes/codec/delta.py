@@ -89,9 +89,9 @@ def received(message: Any, layout: Layout) -> Received:
 
 
 def base_for(frame: Parsed, message: Any, layout: Layout) -> Base:
-    """A message that came whole, as the base of a frame: it is named by the digest of its own format."""
+    """A message that came whole, as the base of a frame, whose sender may have named it as format 2 did."""
     kept = serialised(message, layout)
-    if frame.version.startswith("2."):
+    if not digest_of(kept).startswith(frame.base_hash):
         kept = older.written(Parsed(kept), layout.hash)
     return base_of(digest_of(kept), message)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fewbytes.codec import Encoder, Stream, decode
+from fewbytes.codec import Decoder, Encoder, Stream, decode
 from fewbytes.wire.frame import FORMAT
 
 HERE = Path(__file__).parent / str(FORMAT)
@@ -51,6 +51,15 @@ def main() -> None:
         if not (HERE / name).exists():
             (HERE / name).write_bytes(stream.message("a"))
         stream.received("a", stream.version)
+    stream, late, weights = Stream(1), Decoder(), torch.randn(200, generator=generator)
+    for version in (1, 2, 3):
+        stream.advance({"w": weights + 0.01 * version * torch.randn(200, generator=generator)})
+        if version == 1:  # the others do not arrive
+            late.decode(stream.message("late"))
+            stream.received("late", 1)
+    for name, end in (("sender.state", stream), ("late.state", late)):
+        if not (HERE / name).exists():
+            (HERE / name).write_bytes(end.state())
     (HERE / "index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
