@@ -377,4 +377,5 @@ def test_a_plan_counts_a_clients_first_message() -> None:
 def test_the_first_message_has_another_base_than_the_next(tmp_path: Path) -> None:
     tell(Telling(), tmp_path / "run", 2)
     first, second = (Parsed((tmp_path / "run" / "frames" / f"{t}-hear-0-down.frame").read_bytes()) for t in (1, 2))
-    assert first.base_hash and second.base_hash and first.base_hash != second.base_hash
+    assert len(first.base_hash) == len(second.base_hash) == 8
+    assert first.base_hash != second.base_hash
