@@ -348,6 +348,6 @@ def test_a_prepared_host_tells_sizes_unless_it_says_otherwise(places):
     hosts = ["--hosts", "north,south", "--address", "server.example:9092", "--print", "--out", places / "runs"]
     done = fewbytes("deploy", "fedavg", "--dataset", "cells", "--partition", "local", *hosts)
     assert done.returncode == 0, done.stderr
-    (folder,) = (places / "runs").iterdir()
+    (folder,) = (places / "runs").glob("[!.]*")
     told = {"partition-id": 1, "folder": "runs", "tell": "sizes", "allow": "cells"}
     assert NodeFile.read(folder / "deployment" / "nodes" / "south" / "node.toml").config == told

@@ -190,7 +190,7 @@ def test_one_command_learns_text(hosts):
     assert done.returncode == 0, done.stderr
     score = json.loads(done.stdout)["score"]
     assert (score["metric"], score["kind"]) == ("perplexity", "global")
-    (run,) = (hosts / "runs").iterdir()
+    (run,) = (hosts / "runs").glob("[!.]*")
     first, last = [json.loads(line)["scores"]["perplexity"] for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert last["global"] < first["global"]
     (table,) = hosts.glob("**/report.html")

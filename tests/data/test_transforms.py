@@ -413,7 +413,7 @@ def test_options_of_the_command_line_and_what_a_run_is_resumed_with(spots: Path)
     with_config = ["-c", "spots.toml", "--clients", "3", "--rounds", "1"]
     done = run_here(*with_config, "--augment", "crop-flip", "--backdoor", "2")
     assert done.returncode == 0, done.stderr
-    (run,) = (spots / "runs").iterdir()
+    (run,) = (spots / "runs").glob("[!.]*")
     result = json.loads((run / "result.json").read_text())
     assert (result["augment"], result["backdoor"]) == ("crop-flip", 2)
     other = run_here("--resume", str(run), "--augment", "none")

@@ -82,7 +82,7 @@ def test_an_interrupted_simulation_is_resumed(tmp_path):
     process.send_signal(signal.SIGINT)
     errors = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130, errors
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("[!.]*")
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
     assert fewbytes("run", "--resume", folder).returncode == 0
     local = tmp_path / "local"
@@ -99,7 +99,7 @@ def test_deploy_prepares_other_hosts(kind, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "fewbytes.flower.guarded superlink" in done.stdout
     assert "--enable-supernode-auth" in done.stdout
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("[!.]*")
     node = folder / "deployment" / "nodes" / "south"
     assert (node / "keys" / "south").stat().st_mode & 0o777 == 0o600
     assert sorted(p.name for p in (node / "keys").iterdir()) == ["south"]
@@ -172,7 +172,7 @@ def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(
     command = [*FEWBYTES, "deploy", *options, "--out", str(tmp_path / "there")]
     process = subprocess.Popen([*command, "--watch", "tensorboard"], stderr=subprocess.PIPE, text=True)
     assert until(lambda: lines(tmp_path / "there") >= 1)
-    (folder,) = (tmp_path / "there").iterdir()
+    (folder,) = (tmp_path / "there").glob("[!.]*")
     second = fewbytes("deploy", "--resume", str(folder))
     assert second.returncode == 2
     assert "another deployment is running there" in second.stderr
@@ -201,7 +201,7 @@ def test_a_deployment_that_was_killed_is_gone_on_with_at_once(tmp_path):
     assert until(lambda: lines(tmp_path) >= 1)
     process.kill()
     process.wait()
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("[!.]*")
     resumed = fewbytes("deploy", "--resume", str(folder), "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert (json.loads(resumed.stdout)["status"], json.loads(resumed.stdout)["rounds"]) == ("done", 3)
@@ -212,7 +212,7 @@ def test_a_deployment_that_is_asked_to_end_leaves_a_result_and_no_uploads(who, t
     command = [*FEWBYTES, "deploy", "fedavg", "--clients", "2", "--rounds", "50", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert until(lambda: lines(tmp_path) >= 1)
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("[!.]*")
     deployment = folder / "deployment"
     events = (deployment / "events.jsonl").read_text().splitlines()
     (pid,) = {json.loads(line)["pid"] for line in events if '"began"' in line}
@@ -228,7 +228,7 @@ def test_a_deployment_that_is_asked_to_end_leaves_a_result_and_no_uploads(who, t
 def test_damaged_certificates_and_keys_are_named(tmp_path):
     options = ["fedavg", "--clients", "2", "--rounds", "1"]
     assert fewbytes("deploy", *options, "--print", "--out", str(tmp_path)).returncode == 0
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("[!.]*")
     with Processes(folder / "deployment", "127.0.0.1:0") as flower:
         (folder / "deployment" / "certificates" / "ca.crt").write_text("broken")
         with pytest.raises(fb.UserError, match=r"ca.crt .*certificates"):
@@ -255,7 +255,7 @@ def test_every_image_of_three_nodes_own_folders_is_used(places):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["status"], result["clients"], result["left_out"]) == ("done", 3, 0)
-    (run,) = (places / "runs").iterdir()
+    (run,) = (places / "runs").glob("[!.]*")
     assert json.loads((run / "partition.json").read_text()) == {
         "classes": ["benign", "malignant"], "train": TRAIN, "test": TEST,
     }  # fmt: skip

@@ -68,7 +68,7 @@ def begun(there: Path, sites: list[str], said: Path, what: str, stack: ExitStack
     """A server that has said so, and its run's folder."""
     server = started([*DEPLOY, "fedavg", *sites, "--rounds", "2"], said, stack, cwd=there)
     assert until(lambda: what in said.read_text()), said.read_text()
-    (run,) = (there / "runs").iterdir()
+    (run,) = (there / "runs").glob("[!.]*")
     return server, run
 
 
