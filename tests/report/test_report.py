@@ -899,7 +899,7 @@ def test_a_browser_draws_every_chart_and_nothing_hostile_runs(tmp_path: Path) ->
     assert not [attrs for _, attrs in tags if "onerror" in attrs]
     assert "<title>1</title>" not in dom
     assert dom.count('class="main-svg"') >= 9
-    assert dom.count('class="trace scatter') == 3 * 4 + 2 * 4 + 3 + 2  # charts of accuracy, bytes, points, shares
+    assert dom.count('class="trace scatter') == 3 * 4 + 3 * 4 + 3 + 2  # charts of accuracy, bytes, points, shares
     assert dom.count('class="trace boxes"') == 2 * 4
     assert dom.count('class="hm"') == 2 + 1
 
@@ -909,5 +909,5 @@ def test_a_browser_draws_a_single_run(tmp_path: Path) -> None:
     dom, console, asked = browse(write_report([run], tmp_path / "r.html"), tmp_path / "profile")
     assert "Uncaught" not in console
     assert asked == []
-    assert dom.count('class="trace scatter') == 3 * 3 + 2
+    assert dom.count('class="trace scatter') == 3 * 4 + 2
     assert dom.count('class="trace bars"') == 2
