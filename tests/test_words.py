@@ -113,13 +113,3 @@ def test_the_prose_of_code_is_its_docstrings_and_comments():
 
 def test_honest_uses_are_not_counted():
     assert not old_words("Splits at any level of a tree. A graphics card. Files lie beside each other. Who is asked?")
-
-
-def test_times_fewer_names_what_is_compared():
-    """A factor without its reference could be of either direction, and against anything."""
-    source = [path for end in ("py", "html") for path in ROOT.glob(f"src/fewbytes/**/*.{end}")]
-    found = [
-        each for path in [ROOT / "README.md", *source] for each in re.findall(r"times fewer.{,20}", path.read_text())
-    ]
-    assert len(found) >= 5
-    assert not [each for each in found if not re.match(r"times fewer (?:bytes )?than ", each)]

@@ -159,7 +159,7 @@ def rows(megabytes: float, repeats: int, only: str) -> Iterator[str]:
         for name, (there, back) in compared.items():
             times = timed(lambda f=there: f(state)), timed(lambda f=back, data=encoded[name]: f(data))
             best[name] = [min(pair) for pair in zip(best[name], times, strict=True)]
-    yield f"| {raw / 1e6:.1f} MB | encode, MB/s | decode, MB/s | times fewer bytes | error |"
+    yield f"| {raw / 1e6:.1f} MB | encode, MB/s | decode, MB/s | times fewer bytes than float32 | error |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name, (_, back) in compared.items():
         received = back(encoded[name])

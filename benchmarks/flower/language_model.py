@@ -75,11 +75,12 @@ def main() -> None:
     parser.add_argument("--config", default="", help="More of the app's run config.")
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
     given = parser.parse_args()
-    print("| | MB up | MB down | loss after one round | final loss |\n| --- | --- | --- | --- | --- |", flush=True)
+    heads = "| | MB up | MB down | MB both | loss after one round | final loss |"
+    print(f"{heads}\n{'| --- ' * 6}|", flush=True)
     for name in given.variants:
         with tempfile.TemporaryDirectory() as place:
             losses, up, down = run(Path(place), *VARIANTS[name], given.clients, given.rounds, given.config)
-        print(f"| {name} | {up:.3g} | {down:.3g} | {losses[0]:.3f} | {losses[-1]:.3f} |", flush=True)
+        print(f"| {name} | {up:.3g} | {down:.3g} | {up + down:.3g} | {losses[0]:.3f} | {losses[-1]:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

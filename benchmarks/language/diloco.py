@@ -117,12 +117,13 @@ def main() -> None:
     given = parser.parse_args()
     posed = task(given.characters)
     marks = sorted({given.rounds // 4, given.rounds // 2, given.rounds} - {0})
-    heads = ["", "MB up", "MB down", *(f"perplexity after {t} rounds (MB both ways)" for t in marks)]
+    heads = ["", "MB up", "MB down", "MB both", *(f"perplexity after {t} rounds (MB both ways)" for t in marks)]
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}", flush=True)
     for name in given.variants:
         points = curve(VARIANTS[name], posed, given.rounds, given.steps)
         cells = [f"{points[t - 1][2]:.2f} ({points[t - 1][0] + points[t - 1][1]:.3g})" for t in marks]
-        print(f"| {name} | {points[-1][0]:.3g} | {points[-1][1]:.3g} | {' | '.join(cells)} |", flush=True)
+        up, down, _ = points[-1]
+        print(f"| {name} | {up:.3g} | {down:.3g} | {up + down:.3g} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,8 @@ def main() -> None:
     if given.job:
         job(given.place, given.job, given, given.seed)
         return
-    print("| | accuracy | MB up | MB down | MB | times fewer |\n|---|---|---|---|---|---|", flush=True)
+    heads = "| | accuracy | MB up | MB down | MB both | times fewer bytes than the example, both |"
+    print(f"{heads}\n{'| --- ' * 6}|", flush=True)
     first = 0.0
     for name in given.variants:
         values = [run(name, given, seed) for seed in range(given.runs)]

@@ -4,8 +4,8 @@
 
 FedAvg with an MLP, Dirichlet 0.3: all of ten clients for 20 rounds; 3 of 10 for 20; 3 of 30 for 100. Accuracies are the
 global model's, means of the last three rounds and of the seeds, ± the seeds' standard deviation; MB = 10^6 bytes of
-frames, of all clients together; `fewer`: the lossless run's total over a row's. MNIST (FEWBYTES_DATA) is cut to 3,000
-training images.
+frames, of all clients together; the last column is the lossless run's total over a row's. MNIST (FEWBYTES_DATA) is cut
+to 3,000 training images.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
     rows: dict[str, dict[str, float]] = {"none": {}, "up 0.5 alone": {"uplink_bits": 0.5, "downlink_bits": 32}}
     rows |= {f"{bits:g}": {"bits": bits} for bits in given.bits}
     for title, setting in SETTINGS.items():
-        head = "| `--bits` | accuracy | MB up | MB down | MB both | fewer |"
+        head = "| `--bits` | accuracy | MB up | MB down | MB both | times fewer bytes than `none`, both |"
         print(f"\n{title}\n\n{head}\n{'| --- ' * 6}|")
         lossless = 0.0
         for name, rounding in rows.items():

@@ -8,7 +8,7 @@ changes, and the server's from the model as clients have it, of which a client g
 parameters are so many above that of a step of the change's root mean square (4 double it); batch-norm statistics stay
 as they are. Accuracies are means over the seeds and the last three scored rounds, ± the seeds' standard deviation; the
 target, FedAvg's less half a point, is reached where that of the rounds so far is. Bytes are those of the frames, in
-MB = 10^6, of all clients together, the mean over the seeds; `fewer` is FedAvg's total over a row's, each until the
+MB = 10^6, of all clients together, the mean over the seeds; the factor is FedAvg's total over a row's, each until the
 target. A run that is finished in --out is not run again.
 
 PATH is a Python that has `pip install nncodec` (it needs numpy below 2); without it that row is left out.
@@ -300,10 +300,8 @@ def table(args: argparse.Namespace, found: dict[str, list[list[dict[str, Any]]]]
     at_dense = dense.reached(target)
     assert at_dense is not None
     print(f"\n{kind}: until {100 * target:.2f} %")
-    print(
-        "| method | accuracy | rounds | MB up | MB down | MB both | fewer than fedavg | bytes a reply |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    )
+    sizes = "MB up | MB down | MB both | times fewer bytes than fedavg, both | bytes a reply"
+    print(f"| method | accuracy | rounds | {sizes} |\n{'| --- ' * 8}|")
     for spec, runs in found.items():
         course = Course.of(runs, kind)
         if course is None:

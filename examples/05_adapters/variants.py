@@ -52,7 +52,8 @@ def measured(lora: str, bits: float | None, lr: float, workers: int) -> dict[str
 def table(found: dict[str, Any]) -> str:
     """The rows as Markdown, beside the first, ordinary LoRA without loss."""
     lines = [
-        "| `--lora` | bits | lr | values trained | kB up | kB down | kB in total | times fewer | clients | server |",
+        "| `--lora` | bits | lr | values trained | kB up | kB down | kB both "
+        "| times fewer bytes than the first row, both | clients | server |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     first = found[key(*ROWS[0])]

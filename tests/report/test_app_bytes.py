@@ -35,7 +35,7 @@ def test_the_report_shows_both_directions_and_the_total(folder):
     page = write_app_report(folder).read_text()
     assert page.count("Bar chart of") == 2
     assert "6.67" in page
-    assert "times fewer than plain" in page
+    assert "times fewer bytes than plain" in page
 
 
 def test_the_command_writes_it(folder):
