@@ -28,6 +28,9 @@ def test_adapters_are_trained_at_half_a_bit(tmp_path):
     losses = [float(loss) for loss in re.findall(r"MetricRecord: {'eval_loss': ([0-9.]+)", printed)]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
-    fewer = [float(times) for times in re.findall(r"MB \(([0-9.]+) times fewer\) up", printed)]
-    assert len(fewer) == 3
-    assert min(fewer) > 20
+    moved = [tuple(map(float, pair)) for pair in re.findall(r"fewbytes: ([\d.]+) of ([\d.]+) MB up", printed)]
+    assert len(moved) == 3
+    assert all(plain > 20 * sent for sent, plain in moved)
+    both = [float(times) for times in re.findall(r", ([\d.]+) times fewer bytes than plain", printed)]
+    assert len(both) == 3
+    assert min(both[1:]) > 10  # the first model travels whole

@@ -107,6 +107,11 @@ def test_the_choice_goes_by_the_bytes_of_both_directions(tmp_path):
     traces, layout = chart(text, "choice")["global"]
     assert [trace["x"] for trace in traces if "meta" in trace] == [[105.0], [40.0]]
     assert layout["xaxis"]["title"] == "both directions, MB"
+    hovers = [trace["customdata"][0] for trace in traces if "meta" in trace]
+    assert hovers == [
+        ["little up", "105 MB in both directions (5.00 up, 100 down)"],
+        ["both small", "40.0 MB in both directions (20.0 up, 20.0 down)"],
+    ]
     assert "<b>both small</b> moves the least, 40.0 MB in both directions" in text
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fewbytes.base.errors import listed as named
 from fewbytes.report import pieces
-from fewbytes.report.charts import score_axis
+from fewbytes.report.charts import DIRECTIONS, score_axis
 from fewbytes.report.folder import Guess, RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.table import grouped_by, megabytes
@@ -288,11 +288,17 @@ def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) ->
         "type": "scatter",
         "x": [x],
         "y": [point.score if run.higher() else -point.score],
-        "customdata": [[pieces.plain(point.label), megabytes(point.nbytes)]],
+        "customdata": [[pieces.plain(point.label), _moved(run, point)]],
         "hovertemplate": f"%{{customdata[0]}}<br><b>%{{y:{'.1%' if run.share() else '.4~g'}}}</b> "
-        + f"{choice.kind}<br>%{{customdata[1]}} MB in both directions{over}<extra></extra>",
+        + f"{choice.kind}<br>%{{customdata[1]}}{over}<extra></extra>",
         "meta": index,
     }
+
+
+def _moved(run: RunFolder, point: Point) -> str:
+    """Megabytes of both directions, and of each; none for models that come from local training."""
+    up, down = (megabytes(run.total_bytes(way)) for way in DIRECTIONS)
+    return f"{megabytes(point.nbytes)} MB in both directions" + (f" ({up} up, {down} down)" if point.nbytes else "")
 
 
 def _names(points: Sequence[Point]) -> dict[str, str]:
