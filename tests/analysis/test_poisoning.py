@@ -13,7 +13,7 @@ from commands import fewbytes
 from runs import configured
 
 import fewbytes as fb
-from fewbytes.analysis.poisoning import poison, poisoned, stamped, with_malicious
+from fewbytes.analysis.poisoning import poison, poison_table, poisoned, stamped, with_malicious
 from fewbytes.analysis.settings import Poisoning
 from fewbytes.core.site import Site
 from fewbytes.data import Split
@@ -22,6 +22,7 @@ from fewbytes.experiments.tasks import find
 from fewbytes.methods.parts.averaging import Model
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.leaks import poison_words
+from fewbytes.report.table import megabytes
 
 TERMS = {"rounds": 8, "clients": 5, "partition": "iid", "parameters": {"epochs": 2, "lr": 0.2, "batch": 20}}
 
@@ -69,6 +70,24 @@ def test_liars_learn_wrong_labels_or_a_bright_corner():
     assert stamped(x)[0, 0, 14:, 14:].eq(1).all()
     assert not x.any()
     assert split.labels.tolist() == y.tolist()
+
+
+def test_its_tables_show_the_bytes_of_each_direction_and_their_sum(run, tmp_path):
+    result = poison(run, Poisoning(factor=2.0))
+    summary = json.loads((run / "result.json").read_text())
+    up, down = summary["uplink_bytes"], summary["downlink_bytes"]
+    wanted = [megabytes(up), megabytes(down), megabytes(up + down)]
+    table = poison_table(result)
+    heads = [str(column.header) for column in table.columns]
+    assert heads[-3:] == ["MB up", "MB down", "MB both"]
+    assert [next(iter(column.cells)) for column in table.columns][-3:] == wanted
+    page = write_report(read_runs([run]), tmp_path / "report.html").read_text()
+    assert "".join(f"<td>{cell}</td>" for cell in wanted) in page
+    for row in (result["clean"], *result["poisoned"]):
+        del row["downlink_bytes"]  # as older versions wrote it
+    (run / "poison.json").write_text(json.dumps(result))
+    page = write_report(read_runs([run]), tmp_path / "older.html").read_text()
+    assert f"<td>{megabytes(up)}</td><td>—</td><td>—</td>" in page
 
 
 def test_by_the_mean_the_model_is_the_liar_s_and_by_the_median_it_is_not(run):

@@ -40,9 +40,9 @@ from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.models.files import load_model
-from fewbytes.report.leaks import poison_words
+from fewbytes.report.leaks import poison_words, poisoned_bytes
 from fewbytes.report.records import Poison
-from fewbytes.report.table import figures_table, megabytes, percent
+from fewbytes.report.table import figures_table, percent
 from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher
 from fewbytes.wire import Dense, Masked
@@ -190,7 +190,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
             watcher = _Rounds(progress, i * rounds, len(rules) * rounds, f"{number} of {clients} malicious, {rule}")
             rows.append({"rule": str(rule)} | _repeated(malicious, found, rule, watcher, honest, how))
     progress(1, 1, "done")
-    sent = json.loads((run / "result.json").read_bytes())["uplink_bytes"]
+    moved = _moved(json.loads((run / "result.json").read_bytes()))
     result = {
         "method": experiment.method,
         **{f.name: getattr(how, f.name) for f in dataclasses.fields(how)},
@@ -198,7 +198,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
         "malicious": malicious_clients,
         "clients": clients,
         "chance": 1 / len(task.data.classes),
-        "clean": {"rule": str(experiment.run.aggregate), **clean, "uplink_bytes": sent, "refused": 0},
+        "clean": {"rule": str(experiment.run.aggregate), **clean, **moved, "refused": 0},
         "poisoned": rows,
     }
     with replacing(run / "poison.json") as file:
@@ -210,13 +210,13 @@ def poison_table(result: dict[str, Any]) -> Table:
     """The result of `poison` as a table for the terminal: a row per run."""
     caption = "\n".join(poison_words(cast(Poison, result)))
     backdoor = result["poison"] == "backdoor"
-    figures = ["accuracy", *(["attack success"] if backdoor else []), "uplink, MB"]
+    figures = ["accuracy", *(["attack success"] if backdoor else []), "MB up", "MB down", "MB both"]
     table = figures_table(caption, ["clients", "aggregate"], figures)
     malicious = f"{len(result['malicious'])} of {result['clients']} clients malicious"
     for who, row in [("honest", result["clean"]), *((malicious, row) for row in result["poisoned"])]:
         accuracy = "diverges" if row["accuracy"] is None else percent(row["accuracy"])
         success = [percent(row["success"])] if backdoor else []
-        table.add_row(who, row["rule"], accuracy, *success, megabytes(row["uplink_bytes"]))
+        table.add_row(who, row["rule"], accuracy, *success, *poisoned_bytes(row))
     return table
 
 
@@ -232,10 +232,14 @@ def _repeated(
     try:
         result = run_with(Run.of(malicious, task, settings, experiment.policy))
     except TooFewReplies:  # no client's values are finite any more
-        return {"accuracy": None, "success": None, "uplink_bytes": None, "refused": 0}
+        return {"accuracy": None, "success": None, "uplink_bytes": None, "downlink_bytes": None, "refused": 0}
     refused = sum(each["client"] not in honest for row in result.rounds for each in row.get("left_out", ()))
-    sent = {"uplink_bytes": result.summary["uplink_bytes"], "refused": refused}
-    return figures(result.folder, malicious, task, honest, how) | sent
+    return figures(result.folder, malicious, task, honest, how) | _moved(result.summary) | {"refused": refused}
+
+
+def _moved(summary: dict[str, Any]) -> dict[str, Any]:
+    """A run's bytes up and down."""
+    return {key: summary[key] for key in ("uplink_bytes", "downlink_bytes")}
 
 
 def figures(run: Path, method: Method, task: Task, honest: list[Id], how: Poisoning) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ from PIL import Image
 from fewbytes.base.errors import UserError
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.records import Attack, Inferred, Membership, Poison, Poisoned
-from fewbytes.report.table import decibels, percent
+from fewbytes.report.table import decibels, megabytes, percent
 
 RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
 CONTROL_AUC = 0.60  # of an overfitted model; below it the attack is void
@@ -54,7 +54,7 @@ class PoisonedRun:
 
     label: str
     poison: Poison
-    rows: list[tuple[str, Poisoned]]
+    rows: list[tuple[str, Poisoned, list[str]]]
     words: list[str]
 
 
@@ -72,8 +72,16 @@ def poisoned(runs: Sequence[RunFolder]) -> list[PoisonedRun]:
 
 def _poisoned(label: str, poison: Poison) -> PoisonedRun:
     malicious = f"{len(poison['malicious'])} of {poison['clients']} clients are malicious ({poison['poison']})"
-    rows = [("honest", poison["clean"]), *((malicious, row) for row in poison["poisoned"])]
+    named = [("honest", poison["clean"]), *((malicious, row) for row in poison["poisoned"])]
+    rows = [(who, row, poisoned_bytes(row)) for who, row in named]
     return PoisonedRun(label, poison, rows, poison_words(poison))
+
+
+def poisoned_bytes(row: Poisoned) -> list[str]:
+    """Megabytes up, down and of both directions; a dash for what is not known."""
+    up, down = row["uplink_bytes"], row.get("downlink_bytes")
+    both = None if up is None or down is None else up + down
+    return [megabytes(up), megabytes(down), megabytes(both)]
 
 
 def inversion_word(control: float | None) -> str:

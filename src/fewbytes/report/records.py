@@ -170,6 +170,7 @@ class Poisoned(TypedDict):
     accuracy: float | None
     success: float | None
     uplink_bytes: int | None
+    downlink_bytes: NotRequired[int | None]  # older files lack it
     refused: int
 
 
