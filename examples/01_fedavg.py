@@ -15,4 +15,5 @@ for row in result.rounds:
     print(
         f"round {row['round']:2}: global {row['scores']['accuracy']['global']:.1%}, {up:.2f} MB up, {down:.2f} MB down"
     )
-print(f"final {result.accuracy:.1%} after {result.summary['uplink_bytes'] / 1e6:.2f} MB up")
+up, down = (result.summary[f"{way}link_bytes"] / 1e6 for way in ("up", "down"))
+print(f"final {result.accuracy:.1%} after {up + down:.2f} MB ({up:.2f} up, {down:.2f} down)")

@@ -66,4 +66,5 @@ data = federate(digits, Partition("dirichlet", clients=10, alpha=0.3), seed=0)
 task = fb.Task.on(data, lambda: build_model("mlp", digits.train.shape, len(digits.classes)), seed=0)
 for mu in (0.0, 0.1):
     result = fb.run(FedProx(mu=mu), task, rounds=10)
-    print(f"mu={mu}: global {result.accuracy:.1%}, {result.summary['uplink_bytes'] / 1e6:.2f} MB up")
+    moved = result.summary["uplink_bytes"] + result.summary["downlink_bytes"]
+    print(f"mu={mu}: global {result.accuracy:.1%}, {moved / 1e6:.2f} MB up and down")

@@ -18,8 +18,9 @@ def perceptron(inputs: int, outputs: int):
     return lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, outputs))
 
 
-def sent(result: fb.Result) -> str:
-    return f"{result.summary['uplink_bytes'] / 1e6:.2f} MB up"
+def moved(result: fb.Result) -> str:
+    up, down = (result.summary[f"{way}link_bytes"] / 1e6 for way in ("up", "down"))
+    return f"{up + down:.2f} MB up and down"
 
 
 method = fb.FedAvg(epochs=3, lr=0.05, batch=16, momentum=0.9)
@@ -30,19 +31,19 @@ x, y = torch.tensor(x * 20).float(), torch.tensor((y - y.mean()) / y.std()).floa
 task = fb.Task.of(perceptron(10, 1), *dealt(x, y), metrics=["mae", "r2"])
 result = fb.run(method, task, rounds=6)
 r2 = result.summary["further"]["r2"]["global"]["final"]
-print(f"numbers: mae {result.score:.2f}, r2 {r2:.2f}, {sent(result)}")
+print(f"numbers: mae {result.score:.2f}, r2 {r2:.2f}, {moved(result)}")
 
 # Any of several labels: bools (n, labels) are learnt by the binary cross-entropy of each.
 digits = load_digits()
 x, y = torch.tensor(digits.images[:, None] / 16).float(), torch.tensor(digits.target)
 labels = torch.stack([y % 2 == 0, y > 4, y == 8], 1)
 result = fb.run(method, fb.Task.of(perceptron(64, 3), *dealt(x, labels)), rounds=6)
-print(f"several labels: f1 {result.score:.2f}, {sent(result)}")
+print(f"several labels: f1 {result.score:.2f}, {moved(result)}")
 
 # A class for every pixel: integers (n, height, width), 255 where nothing is known.
 masks = (x[:, 0] > 0.3).long() + (x[:, 0] > 0.7).long()
 result = fb.run(method, fb.Task.of(lambda: UNet((1, 8, 8), 3, width=4), *dealt(x[:400], masks[:400])), rounds=4)
-print(f"a class for every pixel: iou {result.score:.2f}, {sent(result)}")
+print(f"a class for every pixel: iou {result.score:.2f}, {moved(result)}")
 
 # A loss and a metric of your own: functions, or torchmetrics' classes.
 task = fb.Task.of(
@@ -52,4 +53,4 @@ task = fb.Task.of(
     metrics=["balanced-accuracy", "auc"],
 )
 result = fb.run(fb.FedPURIN(epochs=3, lr=0.05, batch=16), task, rounds=4)
-print(f"classes: balanced accuracy {result.score:.2f} ({result.summary['score']['kind']}), {sent(result)}")
+print(f"classes: balanced accuracy {result.score:.2f} ({result.summary['score']['kind']}), {moved(result)}")
