@@ -15,6 +15,7 @@ from runs import configured
 import fewbytes as fb
 from fewbytes.analysis.poisoning import poison, poison_table, poisoned, stamped, with_malicious
 from fewbytes.analysis.settings import Poisoning
+from fewbytes.base.units import megabytes
 from fewbytes.core.site import Site
 from fewbytes.data import Split
 from fewbytes.experiments.settings import experiment_of
@@ -22,7 +23,6 @@ from fewbytes.experiments.tasks import find
 from fewbytes.methods.parts.averaging import Model
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.leaks import poison_words
-from fewbytes.report.table import megabytes
 
 TERMS = {"rounds": 8, "clients": 5, "partition": "iid", "parameters": {"epochs": 2, "lr": 0.2, "batch": 20}}
 

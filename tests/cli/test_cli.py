@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_origin
@@ -282,6 +283,28 @@ def test_a_resumed_run_may_round_by_steps_where_it_rounded_by_bits(tmp_path, mon
     assert first > 2 * second
     code, _, errors = ended(capsys, monkeypatch, tmp_path, *go_on, "--uplink-bits", "1", "--uplink-step", "4")
     assert (code, "leave one out" in errors) == (2, True)
+
+
+def test_a_resumed_run_may_replace_one_direction_of_bits_and_an_ended_one_none(tmp_path, monkeypatch, capsys):
+    options = ["--clients", "2", "--rounds", "2", "--set", "epochs=1", "--bits", "0.5", "--json"]
+    assert ended(capsys, monkeypatch, tmp_path, "run", "fedavg", *options)[0] == 0
+    folder = only_run(tmp_path)
+    before = (folder / "result.json").read_bytes(), (folder / "config.toml").read_bytes()
+    again = ["run", "--resume", str(folder), "--json", "--uplink-bits", "2"]
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, *again)
+    assert (code, "has ended, so nothing is left to round otherwise: go back with --from-round" in errors) == (2, True)
+    assert before == ((folder / "result.json").read_bytes(), (folder / "config.toml").read_bytes())
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, *again, "--from-round", "1")
+    assert code == 0, errors
+    settings = tomllib.loads((folder / "config.toml").read_text())
+    assert (settings["uplink_bits"], settings["downlink_bits"], "bits" in settings) == (2, 0.5, False)
+    rows = [json.loads(line)["measured"] for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    first, second = (row["uplink bits a value"] for row in rows)
+    assert second > 2 * first
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, *again[:-2], "--from-round", "1", "--bits", "1")
+    assert code == 0, errors
+    settings = tomllib.loads((folder / "config.toml").read_text())
+    assert (settings["bits"], settings.keys() & {"uplink_bits", "downlink_bits"}) == (1, set())
 
 
 def test_the_last_live_line_is_the_result(tmp_path, monkeypatch, capsys):

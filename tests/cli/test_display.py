@@ -22,4 +22,4 @@ def test_a_log_has_a_line_for_what_is_waited_for_and_of_a_deployment_for_each_ro
     assert lines[:2] == [f"fedavg: waiting for clients: {there} of 3 are connected" for there in (0, 2)]
     rounds = [line for line in lines if line.startswith("fedavg: round ")]
     assert [line.split()[2] for line in rounds] == [f"{t}/12" for t in told]
-    assert rounds[-1].split("  ")[1:] == ["global 12.0%", "36.00 MB (12.00 up, 24.00 down)"]
+    assert rounds[-1].split("  ")[1:] == ["global 12.0%", "36.0 MB (12.0 up, 24.0 down)"]

@@ -25,10 +25,11 @@ from PIL import Image, PngImagePlugin
 from rich.console import Console
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.units import megabytes
 from fewbytes.core import gallery
 from fewbytes.report import activations, pictures, read_run, read_runs, summary_table, write_report
 from fewbytes.report.folder import RunFolder
-from fewbytes.report.table import KINDS, megabytes
+from fewbytes.report.table import KINDS
 
 CLIENTS, ROUNDS = 8, 6
 HOSTILE = '</script><img src="http://evil.test/x" onerror="document.title=1"><b>&amp;%{y}'

@@ -35,11 +35,11 @@ def body_of(sections: Sequence[bytes], start: int) -> bytes:
     return body
 
 
-def assemble(kind: Any, fields: Any, sections: Sequence[bytes] = (), *, major: int = 3, **told: Any) -> bytes:
-    """A frame of a version; `told`: what it says instead of the truth (see the functions for one version)."""
+def assemble(kind: Any, fields: Any, sections: Sequence[bytes] = (), *, major: int = 3, **stated: Any) -> bytes:
+    """A frame of a version; `stated`: what it says instead of the truth (see the functions for one version)."""
     if major in (1, 2):
-        return _assemble_older(kind, fields, sections, major=major, **told)
-    return _assemble(kind, fields, sections, major, **told)
+        return _assemble_older(kind, fields, sections, major=major, **stated)
+    return _assemble(kind, fields, sections, major, **stated)
 
 
 def _assemble(
@@ -75,9 +75,9 @@ def _assemble_older(
     body: bytes | None = None,
     after_header: bytes | None = None,
     prelude_checksum: int | None = None,
-    **told: Any,
+    **stated: Any,
 ) -> bytes:
-    """`told` are fields of the prelude."""
+    """`stated` are fields of the prelude."""
     if table is None:
         table = [[len(s), crc32c(s)] for s in sections]
     if header is None:
@@ -89,8 +89,8 @@ def _assemble_older(
         "header_length": len(header), "header_checksum": crc32c(header), "body_length": len(body),
         "layout": bytes(16), "base": bytes(16), "reserved": 0,
     }  # fmt: skip
-    told = {name: (value or bytes(16)) if name in ("layout", "base") else value for name, value in told.items()}
-    prelude = struct.pack("<4sBBHIIQ16s16sI", *(values | told).values())
+    stated = {name: (value or bytes(16)) if name in ("layout", "base") else value for name, value in stated.items()}
+    prelude = struct.pack("<4sBBHIIQ16s16sI", *(values | stated).values())
     prelude += struct.pack("<I", crc32c(prelude) if prelude_checksum is None else prelude_checksum)
     whole = prelude + header + (bytes(-len(header) % 8) if after_header is None else after_header) + body
     return whole + blake3(whole).digest()

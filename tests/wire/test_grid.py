@@ -15,7 +15,7 @@ from fewbytes.codec.delta import Coding, DeltaStream, advanced, followed, merged
 from fewbytes.codec.first import First
 from fewbytes.methods.parts.averaging import Model
 from fewbytes.wire import Base, Dense, FrameError, Layout, Lossy, pack, pack_state, unpack, unpack_state
-from fewbytes.wire.lossy import snapped, unit_of
+from fewbytes.wire.grid import snapped, unit_of
 
 BITS = st.lists(st.floats(0.3, 8), min_size=2, max_size=6)
 

@@ -35,9 +35,17 @@ def moved(up: int, down: int) -> str:
 
     >>> from fewbytes.base.units import moved
     >>> moved(12_000_000, 24_000_000)
-    '36.00 MB (12.00 up, 24.00 down)'
+    '36.0 MB (12.0 up, 24.0 down)'
     """
-    return f"{(up + down) / 1e6:.2f} MB ({up / 1e6:.2f} up, {down / 1e6:.2f} down)"
+    return f"{megabytes(up + down)} MB ({megabytes(up)} up, {megabytes(down)} down)"
+
+
+def megabytes(count: float | None) -> str:
+    """Bytes as megabytes (10^6) with three significant digits, all digits before the point, and no unit."""
+    if not count:
+        return "—" if count is None else "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(count) / 1e6)))
+    return f"{count / 1e6:,.{decimals}f}"
 
 
 def parse_rate(text: str) -> float:

@@ -15,7 +15,7 @@ from fewbytes.base.state import State
 from fewbytes.codec.first import First
 from fewbytes.wire import Base, Dense, Frame, Layout, Lossy, Parsed, base_of, older, pack, unpack
 from fewbytes.wire.frame import digest_of
-from fewbytes.wire.lossy import DIGITS, GRID_TYPES, Grid, snapped, unit_of
+from fewbytes.wire.grid import DIGITS, GRID_TYPES, Grid, snapped, unit_of
 from fewbytes.wire.schema import leaves_of
 from fewbytes.wire.value import is_wire_value
 

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from fewbytes.base.state import State
 from fewbytes.wire import Base
-from fewbytes.wire.lossy import snapped, unit_of
+from fewbytes.wire.grid import snapped, unit_of
 from fewbytes.wire.values import flat_words
 
 

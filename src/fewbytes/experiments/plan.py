@@ -15,6 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.units import megabytes
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.task import Task
@@ -77,25 +78,24 @@ class Plan:
     def table(self) -> Table:
         """The plan as a table for the terminal."""
         table = Table("", "uplink", "downlink", title="the plan", title_justify="left")
-        mb = 1e6
         for column in table.columns[1:]:
             column.justify = "right"
-        table.add_row("MB per client and round", f"{self.up / mb:.3f}", f"{self.down / mb:.3f}")
-        table.add_row("  nominal (as papers count)", f"{self.nominal_up / mb:.3f}", f"{self.nominal_down / mb:.3f}")
+        table.add_row("MB per client and round", megabytes(self.up), megabytes(self.down))
+        table.add_row("  nominal (as papers count)", megabytes(self.nominal_up), megabytes(self.nominal_down))
         bits = self.uplink_bits_per_value, self.downlink_bits_per_value
         errors = self.uplink_rounding_error, self.downlink_rounding_error
         if bits != (None, None):
             table.add_row("  bits per value", *("" if b is None else f"{b:.2f}" for b in bits))
             table.add_row("  rounding error / squared norm", *("" if e is None else f"{e:.2g}" for e in errors))
         if max(abs(self.first_up), abs(self.first_down)) >= 0.01 * (self.up + self.down):
-            table.add_row("  additional in the first round", f"{self.first_up / mb:.3f}", f"{self.first_down / mb:.3f}")
+            table.add_row("  a client's first round, in addition", megabytes(self.first_up), megabytes(self.first_down))
         table.add_row(
             f"MB in total: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
             + (f" (of {self.asked}, limited by the budget)" if self.rounds < self.asked else "")
             + (": more than the budget" if self.over_budget else ""),
-            *(f"{way / mb:,.1f}" for way in self.total),
+            *map(megabytes, self.total),
         )
-        table.add_row("  both directions", "", f"{sum(self.total) / mb:,.1f}")
+        table.add_row("  both directions", "", megabytes(sum(self.total)))
         table.add_row(
             "seconds per round on the link", f"{self.up / self.uplink:.2f}", f"{self.down / self.downlink:.2f}"
         )

@@ -7,15 +7,18 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock, make_durable, make_folder
 from fewbytes.base.settings import in_file
+from fewbytes.core.method import Method
 from fewbytes.experiments.groups import DECLARED
-from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.experiments.settings import make_experiment, make_method, read_experiment
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
+from fewbytes.running.rounding import unrounded
 from fewbytes.running.settings import ROUNDING
 
 
@@ -55,15 +58,13 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
             f"{folder} holds runs: resume one of them, such as {runs[-1].parent}, or a comparison by `fewbytes compare "
             "--resume`"
         )
-    read_checkpoint(folder, from_round)  # refuses other folders, and runs that cannot be resumed
+    ended = read_checkpoint(folder, from_round).finished  # refuses other folders, and runs that cannot be resumed
     settings = read_experiment(folder / "config.toml")
     if "dataset" not in settings:
         raise UserError(f"{folder} was made from Python: resume it with fewbytes.run(..., out=..., resume=True)")
     parameters = settings.get("parameters", {}) | given.get("parameters", {})
     own = make_experiment(settings).settings()
-    for keys in ROUNDING.values():  # per direction, a new setting replaces the old one
-        if given.keys() & set(keys):
-            settings = {key: value for key, value in settings.items() if key not in keys}
+    settings = _without_replaced_rounding(settings, given, make_method(own["method"], own["parameters"]))
     new = make_experiment(settings | given | {"method": own["method"], "parameters": parameters}).settings()
     new["method"] = given.get("method", own["method"])
     free = {key for key in given if key in DECLARED and DECLARED[key].about.resumable}
@@ -77,7 +78,20 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
             raise UserError(
                 f"{folder} was made with another {key} ({was!r}, not {now!r}): resume it without changing {key}"
             )
+    if ended and any(new.get(key) != own.get(key) for key in ("bits", *chain(*ROUNDING.values()))):
+        raise UserError(f"{folder} has ended, so nothing is left to round otherwise: go back with --from-round ROUND")
     return settings | {key: given[key] for key in free}
+
+
+def _without_replaced_rounding(settings: dict[str, Any], given: dict[str, Any], method: Method) -> dict[str, Any]:
+    """The settings without the rounding that `given` replaces: in each direction that it sets, or in both."""
+    replaced = {way for way, keys in ROUNDING.items() if "bits" in given or given.keys() & set(keys)}
+    if replaced and "bits" in settings:
+        both = {keys[0]: settings["bits"] for way, keys in ROUNDING.items() if not unrounded(method, way)}
+        settings = settings | both
+        del settings["bits"]
+    gone = set(chain(*(ROUNDING[way] for way in replaced)))
+    return {key: value for key, value in settings.items() if key not in gone}
 
 
 def again_from(asked: Path, given: dict[str, Any]) -> dict[str, Any]:

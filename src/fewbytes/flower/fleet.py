@@ -80,7 +80,7 @@ class Fleet:
         A node that crashed is still considered connected, and a new connection is refused for a minute; a heartbeat
         with its key and number is enough to continue.
         """
-        wait, told = 0.2, set[str]()
+        wait, printed = 0.2, set[str]()
         while True:
             try:
                 if self._node is not None and self._alive():
@@ -93,9 +93,9 @@ class Fleet:
                 if self._node is not None:  # this SuperLink has not assigned that number
                     self._node = None
                     continue
-                if str(refused) not in told:
+                if str(refused) not in printed:
                     self._say(f"waiting: the SuperLink at {self._superlink} does not accept this node yet: {refused}")
-                told.add(str(refused))
+                printed.add(str(refused))
             self.wait(wait)
             wait = min(2 * wait, SLOWEST)
         self._say(f"connected to {self._superlink}")

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from fewbytes.base.units import moved
 from fewbytes.running.watcher import Watcher
 
 LOG = logging.getLogger("flwr.fewbytes")
@@ -35,8 +36,7 @@ class Logged(Watcher):
         scores = [
             f"{metric} {value:.4g} ({kind})" for metric, by in row["scores"].items() for kind, value in by.items()
         ]
-        up, down = row["uplink_bytes"] / 1e6, row["downlink_bytes"] / 1e6
-        what = [*scores, f"{up + down:.3g} MB ({up:.3g} up, {down:.3g} down)", f"{row['seconds']:.2g} s"]
+        what = [*scores, moved(row["uplink_bytes"], row["downlink_bytes"]), f"{row['seconds']:.2g} s"]
         LOG.info("fewbytes: round %d: %s", row["round"], ", ".join(what))
 
     def stopped(self, t: int, why: str) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
+from fewbytes.base.units import megabytes
 from fewbytes.report import pieces
 from fewbytes.report.folder import Both, Direction, Row, RunFolder, when
 from fewbytes.report.pieces import Layout, Trace
 from fewbytes.report.records import Probe, Probed
-from fewbytes.report.table import megabytes, percent
+from fewbytes.report.table import percent
 from fewbytes.running.rounding import rounded_rows
 
 Clock = Literal["simulated_seconds"]

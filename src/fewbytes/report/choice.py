@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fewbytes.base.errors import listed as named
+from fewbytes.base.units import megabytes
 from fewbytes.report import pieces
 from fewbytes.report.charts import DIRECTIONS, score_axis
 from fewbytes.report.folder import Guess, RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
-from fewbytes.report.table import grouped_by, megabytes
+from fewbytes.report.table import grouped_by
 
 CAVEAT = "Each method ran once: another seed may change the order of close results."
 TRAINING = ("rounds", "epochs", "steps", "lr", "batch", "momentum", "fraction")

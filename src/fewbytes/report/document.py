@@ -11,9 +11,10 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from fewbytes.base.units import megabytes
 from fewbytes.report import numbers, pieces
 from fewbytes.report.pieces import Charts
-from fewbytes.report.table import decibels, megabytes, percent, seconds, whole
+from fewbytes.report.table import decibels, percent, seconds, whole
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _PLOTLY = Path(__file__).parent / "assets" / "plotly-cartesian.min.js.gz"

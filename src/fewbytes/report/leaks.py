@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from PIL import Image
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.units import megabytes
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.records import Attack, Inferred, Membership, Poison, Poisoned
-from fewbytes.report.table import decibels, megabytes, percent
+from fewbytes.report.table import decibels, percent
 
 RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
 CONTROL_AUC = 0.60  # of an overfitted model; below it the attack is void

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fewbytes.base.units import written
+from fewbytes.base.units import megabytes, written
 from fewbytes.core.promise import Privacy
 from fewbytes.report import left_out, notes
 from fewbytes.report.folder import RunFolder
@@ -231,14 +231,6 @@ def grouped_by(runs: Sequence[RunFolder], value: Callable[[RunFolder], T | None]
 def percent(fraction: float | None) -> str:
     """A fraction 0..1 as percent with one decimal; a dash for None."""
     return written(fraction, share=True)
-
-
-def megabytes(count: float | None) -> str:
-    """Bytes as megabytes (10^6) with three significant digits, all digits before the point, and no unit."""
-    if not count:
-        return "—" if count is None else "0"
-    decimals = max(0, 2 - math.floor(math.log10(abs(count) / 1e6)))
-    return f"{count / 1e6:,.{decimals}f}"
 
 
 def whole(count: float | None) -> str:

@@ -17,8 +17,9 @@ from fewbytes.base.ranges import EXACT, FRESH
 from fewbytes.base.state import State
 from fewbytes.wire import coding, run_lengths, words
 from fewbytes.wire.frame import Parsed
+from fewbytes.wire.grid import GRID_TYPES
 from fewbytes.wire.layout import DTYPES, Entry, Layout, Place, entry_of
-from fewbytes.wire.lossy import GRID_TYPES, Lossy, round_finely, round_on_grid, round_values, rounded_values
+from fewbytes.wire.lossy import Lossy, round_finely, round_on_grid, round_values, rounded_values
 from fewbytes.wire.sections import Array, Buffer
 from fewbytes.wire.words import CHANGES, ON_GRID, ROUNDED, ROUNDED_BEFORE
 
