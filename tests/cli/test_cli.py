@@ -297,7 +297,7 @@ def test_a_resumed_run_may_replace_one_direction_of_bits_and_an_ended_one_none(t
     code, _, errors = ended(capsys, monkeypatch, tmp_path, *again, "--from-round", "1")
     assert code == 0, errors
     settings = tomllib.loads((folder / "config.toml").read_text())
-    assert (settings["uplink_bits"], settings["downlink_bits"], "bits" in settings) == (2, 0.5, False)
+    assert (float(settings["uplink_bits"]), settings["downlink_bits"], "bits" in settings) == (2, 0.5, False)
     rows = [json.loads(line)["measured"] for line in (folder / "rounds.jsonl").read_text().splitlines()]
     first, second = (row["uplink bits a value"] for row in rows)
     assert second > 2 * first
@@ -305,6 +305,10 @@ def test_a_resumed_run_may_replace_one_direction_of_bits_and_an_ended_one_none(t
     assert code == 0, errors
     settings = tomllib.loads((folder / "config.toml").read_text())
     assert (settings["bits"], settings.keys() & {"uplink_bits", "downlink_bits"}) == (1, set())
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, *again[:-2], "--from-round", "1", "--downlink-bits", "2")
+    assert code == 0, errors
+    settings = tomllib.loads((folder / "config.toml").read_text())
+    assert (float(settings["uplink_bits"]), settings["downlink_bits"], "bits" in settings) == (1, 2, False)
 
 
 def test_the_last_live_line_is_the_result(tmp_path, monkeypatch, capsys):
