@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.text import Text
 from typer.core import TyperGroup
@@ -129,7 +128,7 @@ def renew(
 class _Start(TyperGroup):
     """A group whose command `start` need not be named."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         named = args and (args[0] in self.commands or args[0].startswith("-"))
         return super().resolve_command(ctx, args if named else ["start", *args])
 
