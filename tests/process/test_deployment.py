@@ -122,7 +122,7 @@ def of_kind(tmp_path_factory) -> Iterator[Callable[[str], SimpleNamespace]]:
             deployment.register(["hospital-a"])
             write_node_key(deployment.folder / "keys", "stranger")
             for name in ("hospital-a", "stranger"):
-                deployment.start_node(name, {"partition-id": 0, "path": "C:\\it's here.toml"})
+                deployment.start_node(name, {"partition-id": 0, "client-data": "C:\\it's here.toml"})
             host, port = deployment.address.split(":")
             return SimpleNamespace(deployment=deployment, folder=deployment.folder, host=host, port=int(port))
 

@@ -22,7 +22,7 @@ HIDING = "secureaggregation"
 _DP = re.compile(r"dp-samples\s*<=\s*([0-9.]+(?:e[+-]?[0-9]+)?)")
 _HOURS = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?\s*-\s*([0-9]{1,2})(?::([0-5][0-9]))?")
 NODE_KEYS = frozenset(
-    {"partition-id", "num-partitions", "folder", "threads", "tell", "max-runs", "privacy-in-all", "max-drift"}
+    {"partition-id", "member", "num-partitions", "folder", "threads", "tell", "max-runs", "privacy-in-all", "max-drift"}
     | {"client-data", "allow", "key"}
 )
 """The other keys of a node's configuration."""
