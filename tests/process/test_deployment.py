@@ -246,6 +246,7 @@ def test_a_replaced_key_is_registered_and_the_old_one_refused(tmp_path):
         before = deployment.node_ids()
         deployment.start_node("north", {})
         assert until(lambda: deployment.node_status() == {"north": "online", "south": "registered"})
+        assert until((tmp_path / "keys" / "north.number").exists)
         public = tmp_path / "keys" / "north.pub"
         lost = public.read_bytes()
         for path in (public, tmp_path / "keys" / "north"):
