@@ -95,6 +95,17 @@ def test_classes_and_what_makes_them_stay_small():
     assert not large
 
 
+def test_modules_of_tests_have_names_of_their_own():
+    """Every folder of tests is on the path of imports: of two modules of one name, only the first is ever imported."""
+    modules = [path for path in (ROOT / "tests").rglob("*.py") if not (path.parent / "__init__.py").exists()]
+    names = [path.stem for path in modules]
+    assert sorted(names) == sorted(set(names))
+    folders = {path.parent.name for path in modules} - {"tests", "nvflare"}  # the library, in its own environment
+    imported = {name.split(".")[0] for path in modules for name in imports_of(path)}
+    both = folders & imported
+    assert not both
+
+
 @pytest.mark.parametrize("library", ONLY)
 def test_a_library_has_one_room(library):
     importing = {room(module) for module, names in IMPORTS.items() if any(n.split(".")[0] == library for n in names)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cases import CASES, task_of
 from runs import ROUNDS, StopAfter, fingerprint
-from wire.assembling import assemble, take_apart
+from assembling import assemble, take_apart
 
 import fewbytes as fb
 from fewbytes.base.files import replacing
