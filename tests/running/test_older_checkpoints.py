@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from assembling import assemble, take_apart
 from cases import CASES, task_of
 from runs import ROUNDS, StopAfter, fingerprint
-from assembling import assemble, take_apart
 
 import fewbytes as fb
 from fewbytes.base.files import replacing
