@@ -32,6 +32,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from flower_grid import CLIENTS, MemoryGrid, handler_of, left_out, rounds_of, run
 from flwr.app import Array, ArrayRecord, Message
 
+from fewbytes.engines.handlers import Runner
 from fewbytes.experiments.app import EVENTS, _EventLog
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.link import Exchange
@@ -589,6 +590,25 @@ def test_a_state_that_is_gone_from_its_node_leaves_its_client_out(tmp_path):
 
     run("fedpurin", tmp_path / "run", watcher=Wipe(), rounds=2, save_models=False)
     assert (2, 1, "failed") in left_out(tmp_path / "run")
+
+
+@pytest.mark.parametrize("how", [{}, {"bits": 1.0}])
+def test_a_node_that_lost_what_it_was_sent_misses_one_round(how, tmp_path, monkeypatch):
+    """A method without states of clients needs none of it, so it is then sent a message in full."""
+
+    def alone(self, *given, received=Runner._received):
+        self._messages = {}  # what other clients of this process were sent is not known to a node
+        return received(self, *given)
+
+    class Wipe(fb.Watcher):
+        def scored(self, row):
+            if row["round"] == 1:
+                for file in (tmp_path / "run" / "checkpoint" / "clients").glob("0-*"):
+                    file.unlink()
+
+    monkeypatch.setattr(Runner, "_received", alone)
+    run("fedavg", tmp_path / "run", watcher=Wipe(), rounds=4, save_models=False, **how)
+    assert left_out(tmp_path / "run") == [(2, 0, "failed")]
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "", ".hidden", "x" * 200])

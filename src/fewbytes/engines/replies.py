@@ -59,8 +59,8 @@ class Replies:
             answer = answer._replace(outcome="rejected", why=cleaned(str(error)))
         finally:
             self._outbox.dispatcher.end([flight])
-        if answer.done.error and answer.done.first:
-            self._roster.other_firsts.add(flight.client)
+        if answer.done.error and (first := answer.done.first):
+            self._outbox.downlink.forget(flight.client, first)
         if answer.different and flight.client not in self._roster.unable:
             self.step.different.add(flight.client)
         return self._left_out(handler.name, flight.client, request, answer)

@@ -220,8 +220,6 @@ class Node:
             return Done(job.number, error="the order is older than one this client has already followed"), b""
         if kept is not None and self.replies and job.version != kept.done.version and not self._goes_back(job):
             return Done(job.number, error="the client is past the state that this order is for"), b""
-        if job.version and not self.store.path(job.client, job.version).exists():
-            return Done(job.number, error=f"the client's state (version {job.version}) is gone from its node"), b""
         self._fields = {}
         done, reply = attempt(self.runner, job, frames)
         packed = b"" if reply is None else bytes(reply)
