@@ -44,7 +44,7 @@ from fewbytes.core.training import Local
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments.settings import make_method
 from fewbytes.methods.parts import compressed
-from fewbytes.methods.parts.averaging import Model
+from fewbytes.methods.parts.averaging import Model, outer_step
 from fewbytes.methods.parts.compressed import Residual
 from fewbytes.models.build import ModelBuilder
 
@@ -80,13 +80,15 @@ class Coded:
 
 @dataclass
 class CodedServer:
-    """The server's state: the model, the model as clients have it, the changes that led there, and who has how many."""
+    """The server's state: the model, the model as clients have it, the changes that led there, who has how many, and
+    the velocity of the outer step."""
 
     theta: State
     buffers: State
     held: State
     changes: list[bytes]
     has: dict[int, int]
+    velocity: State
 
 
 @dataclass
@@ -99,16 +101,19 @@ class CodedClient:
 
 @dataclass(frozen=True)
 class NNCodec(fb.Method):
-    """FedAvg with both directions coded by NNCodec, and error feedback."""
+    """FedAvg with both directions coded by NNCodec, and error feedback; `server_lr`, `server_momentum`: as of FedAvg,
+    with Nesterov's momentum."""
 
     python: str = ""  # which has NNCodec
     above: int = 6  # of the quantisation parameter, over that of a step of the root mean square
     fraction: Share = 1.0
     local: Local = Local()
+    server_lr: float = 1.0
+    server_momentum: float = 0.0
 
     def server(self, problem: Problem) -> CodedServer:
         first = compressed.first_server_model(problem)
-        return CodedServer(first.theta, first.buffers, first.theta, [], {})
+        return CodedServer(first.theta, first.buffers, first.theta, [], {}, {})
 
     def client(self, site: Site) -> CodedClient:
         return CodedClient({}, {})
@@ -131,7 +136,9 @@ class NNCodec(fb.Method):
         received = mean()
         state.buffers = {name: received[name] for name in state.buffers}
         # what coding of the message lost stays in the model, and is in its next difference
-        state.theta = compressed.moved(state.theta, {name: received[name] for name in state.theta})
+        change = {name: received[name] for name in state.theta}
+        step = self.server_lr, self.server_momentum
+        state.theta, state.velocity = outer_step(state.theta, change, state.velocity, *step, nesterov=True)
 
     def train(self, state: CodedClient, message: Changes, site: Site) -> Coded:
         buffers = message.buffers.dense()
@@ -238,8 +245,8 @@ def make(args: argparse.Namespace, spec: str) -> tuple[fb.Method, dict[str, Any]
     terms = {"epochs": args.epochs, "lr": args.lr, "batch": args.batch, "momentum": 0.9, "lr_rounds": args.rounds}
     settings = {"bits": float(bits)} if bits else {}
     if name == "nncodec":
-        local, above = Local(**terms), int(own.get("above", NNCodec.above))
-        return NNCodec(str(args.peers_python), above, args.fraction, local), settings
+        above, outer = int(own.pop("above", NNCodec.above)), {name: float(value) for name, value in own.items()}
+        return NNCodec(str(args.peers_python), above, args.fraction, Local(**terms), **outer), settings
     return make_method(name, terms | {"fraction": args.fraction} | own), settings
 
 
