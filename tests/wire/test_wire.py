@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -1833,7 +1834,8 @@ def measure_bombs() -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its address space as Linux does")
 def test_bombs_take_no_memory() -> None:
-    ran = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300)
+    there = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, __file__], env=there, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(found) == len(bombs())
