@@ -59,10 +59,11 @@ class Downlink:
     A message is coded against the first weights of the client's model, if those are the client's as well (`others`:
     clients where they are not), or against the last message that the client has. An exact message to most clients of a
     subset of the network is one delta stream per model, and clients that missed one get the next in full. So is a
-    rounded message to all asked clients of a subset. A client that missed messages gets one frame that leads from the last one it has; a client
-    that has none, the first message and a frame from there; else the whole message. The server's tensors become those
-    that clients receive, and the rounding error is added to the next message (error feedback). Messages to a single
-    client form their own stream; the difference to the next one contains the rounding error.
+    rounded message to all asked clients of a subset. A client that missed messages gets one frame that leads from the
+    last one it has; a client that has none, the first message and a frame from there; else the whole message. The
+    server's tensors become those that clients receive, and the rounding error is added to the next message (error
+    feedback). Messages to a single client form their own stream; the difference to the next one contains the rounding
+    error.
     """
 
     def __init__(self, rate: Rate, problem: Problem, coded: bool, others: set[Id]) -> None:

@@ -54,9 +54,9 @@ SampleCounts = list[int] | int | None
 
 @payload
 class Kept:
-    """A client's stored state when it keeps messages or rounds replies. `state`: the method's state as a frame (empty: none). `lost`:
-    the accumulated rounding error of its replies, by field and name. `heard`: by handler, the last message, as an
-    uncoded frame, to which the next is a difference."""
+    """A client's stored state when it keeps messages or rounds replies. `state`: the method's state as a frame (empty:
+    none). `lost`: the accumulated rounding error of its replies, by field and name. `heard`: by handler, the last
+    message, as an uncoded frame, to which the next is a difference."""
 
     state: bytes
     lost: dict[str, dict[str, Tensor]]
