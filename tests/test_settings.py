@@ -202,7 +202,12 @@ def test_help_groups_the_options_and_shows_their_defaults():
         ({"dataset": 3}, "dataset must be text, not 3"),
         ({"public": 1.5}, "public must be text or a whole number of at least 1, not 1.5"),
         ({"uplink_bits": 0.1}, "uplink_bits is a number from 0.3 to 8"),
-        ({"downlink_bits": 9.0}, "downlink_bits is 0.3 to 8, or 32; not 9"),
+        ({"downlink_bits": 9.0}, "downlink_bits is a number from 0.3 to 8, or 32: not at all, not 9.0"),
+        ({"downlink_bits": 0.1}, "downlink_bits is a number from 0.3 to 8, or 32: not at all, not 0.1"),
+        ({"bits": 20}, "bits is a number from 0.3 to 8 (uplink_bits also takes auto=RATE"),
+        ({"bits": "auto"}, "bits is a number from 0.3 to 8 (uplink_bits also takes auto=RATE"),
+        ({"bits": 10**400}, "bits is a number from 0.3 to 8"),
+        ({"bits": True}, "bits must be a number, not True"),
         ({"bits": 1.0, "uplink_bits": 0.5}, "bits rounds uploads and downloads: leave out uplink_bits"),
         ({"uplink_bits": 0.5, "uplink_step": 1.0}, "uplink_bits and uplink_step both set"),
         ({"uplink_step": 1.0, "coding": False}, "rounding saves bytes only with coding"),
@@ -214,6 +219,19 @@ def test_what_a_setting_cannot_be_is_said_in_one_line(given, says):
         make_experiment(METHOD | given)
     assert str(error.value).startswith(says)
     assert "\n" not in str(error.value)
+
+
+def test_help_and_errors_name_one_range_of_bits():
+    declared = Settings.declared()
+    for key, range_ in (
+        ("bits", "0.3 to 8"),
+        ("uplink_bits", "0.3 to 8"),
+        ("downlink_bits", "0.3 to 8, or 32: not at all"),
+    ):
+        assert range_ in declared[key].about.help
+        with pytest.raises(fb.UserError, match=f"{key} is a number from {range_}"):
+            declared[key].read(key, "none")
+    assert "--uplink-bits" in declared["bits"].about.help
 
 
 @pytest.mark.parametrize(

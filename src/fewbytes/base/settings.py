@@ -111,7 +111,7 @@ class Declared:
         if self.text is not None and self.is_text(given):
             try:
                 value = self.text.read(given)
-            except (ValueError, RecursionError):
+            except (ValueError, OverflowError, RecursionError):
                 raise UserError(f"{key} is {self.text.like}, not {given!r}") from None
         if must := wrong(self.kind, value):
             raise UserError(f"{key} {must}, not {value!r}")

@@ -11,8 +11,9 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.rate import Rate
 from fewbytes.base.units import parse_rate, plain
 
-FORM = "a number from 0.3 to 8, or auto=RATE, a client's uplink, e.g. auto=1MB/s, or, on Flower, auto"
 LEAST, MOST = 0.3, 8.0  # bits a value
+RANGE = f"{LEAST:g} to {MOST:g}"
+FORM = f"a number from {RANGE}, or auto=RATE, a client's uplink, e.g. auto=1MB/s, or, on Flower, auto"
 FIRST = 2.0  # for a client without measured seconds
 WEIGHT = 0.5  # weight of the last exchange in the averages of a client's seconds and link
 

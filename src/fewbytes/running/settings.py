@@ -17,7 +17,7 @@ from fewbytes.base.units import parse_bytes
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
 from fewbytes.core.speeds import Speeds
-from fewbytes.core.uplink import LEAST, MOST, Uplink, UplinkBits
+from fewbytes.core.uplink import LEAST, MOST, RANGE, Uplink, UplinkBits
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
 
@@ -25,8 +25,25 @@ ROUNDING: dict[Way, tuple[str, ...]] = {"uplink": ("uplink_bits", "uplink_step")
 """By direction, the settings that round values before they are sent, besides `bits`, which rounds both."""
 LOSSLESS = 32.0  # bits a value of downloads that are not rounded
 Size = Annotated[int, Meta(ge=1), Text("an amount of data", parse_bytes, int, kinds=str | float)]
-BitsAValue = Annotated[float, Meta(ge=LEAST, le=MOST)]
-DownBits = Annotated[float, Meta(ge=LEAST, le=LOSSLESS)]
+
+
+def _bits(given: str | float) -> float:
+    """Bits a value. Raises ValueError unless they are a number in RANGE."""
+    bits = float(given)
+    if not LEAST <= bits <= MOST:
+        raise ValueError(given)
+    return bits
+
+
+def _down_bits(given: str | float) -> float:
+    """As `_bits`, or LOSSLESS."""
+    return LOSSLESS if float(given) == LOSSLESS else _bits(given)
+
+
+BITS = f"a number from {RANGE} (uplink_bits also takes auto=RATE, a client's uplink)"
+DOWN = f"{RANGE}, or {LOSSLESS:g}: not at all"
+BitsAValue = Annotated[float, Text(BITS, _bits, float, kinds=str | int | float)]
+DownBits = Annotated[float, Text(f"a number from {DOWN}", _down_bits, float, kinds=str | int | float)]
 Steps = Annotated[float, Meta(gt=0, le=8)]  # coarser steps round nearly all values to 0
 
 
@@ -58,11 +75,12 @@ class Settings(Group):
         "of=samples per sample, enforced by the clients.", metavar="TERMS", brief=True,
     )  # fmt: skip
     bits: BitsAValue | None = setting(
-        None, "Round uploads and downloads to about this many bits per value, 0.3 to 8; rounding errors are fed back "
-        "into the next message.", metavar="BITS", resumable=True, brief=True,
+        None, f"Round uploads and downloads to about this many bits per value, {RANGE} (for auto, see "
+        "--uplink-bits); rounding errors are fed back into the next message.", metavar="BITS", resumable=True,
+        brief=True,
     )  # fmt: skip
     uplink_bits: UplinkBits | None = setting(
-        None, "Round uploads to about this many bits per value, 0.3 to 8, or with auto=1MB/s to what the link moves "
+        None, f"Round uploads to about this many bits per value, {RANGE}, or with auto=1MB/s to what the link moves "
         "while clients train; rounding errors are fed back into the next upload.", metavar="BITS", resumable=True,
         brief=True,
     )  # fmt: skip
@@ -73,7 +91,7 @@ class Settings(Group):
         brief=True,
     )
     downlink_bits: DownBits | None = setting(
-        None, "Round downloads to about this many bits per value, 0.3 to 8, or 32: not at all (default: twice the bits "
+        None, f"Round downloads to about this many bits per value, {DOWN} (default: twice the bits "
         "of uploads). Differences from what clients have carry the rounding error to the next download.",
         metavar="BITS", resumable=True, brief=True,
     )  # fmt: skip
@@ -114,8 +132,6 @@ class Settings(Group):
             raise UserError("from_round needs resume: it goes back to an earlier round of that run")
         if self.uplink_bits is not None and self.uplink_step is not None:
             raise UserError("uplink_bits and uplink_step both set the rounding of uploads: leave one out")
-        if self.downlink_bits is not None and MOST < self.downlink_bits < LOSSLESS:
-            raise UserError(f"downlink_bits is {LEAST:g} to {MOST:g}, or {LOSSLESS:g}; not {self.downlink_bits:g}")
         if self.bits is not None and len(self.rounding) > 1:
             others = " and ".join(key for key in self.rounding if key != "bits")
             raise UserError(f"bits rounds uploads and downloads: leave out {others}, or bits")
