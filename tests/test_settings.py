@@ -21,13 +21,14 @@ from msgspec import Meta
 from typer.testing import CliRunner
 
 import fewbytes as fb
+from fewbytes.base.rate import FEWEST, MOST
 from fewbytes.cli.app import app
 from fewbytes.cli.shared import with_settings
 from fewbytes.core.policy import Excluded
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
 from fewbytes.core.speeds import Speeds
-from fewbytes.core.uplink import UplinkBits
+from fewbytes.core.uplink import RANGE, UplinkBits
 from fewbytes.core.weights import ClassWeights
 from fewbytes.data import PARTITIONS, Partition
 from fewbytes.experiments.app import read_run_config
@@ -38,6 +39,7 @@ from fewbytes.models.normalisation import Normalisation
 from fewbytes.running.settings import Settings
 from fewbytes.running.stopping import StopWhen
 
+DOCS = Path(__file__).parents[1] / "docs"
 METHOD: dict[str, Any] = {"method": "fedavg", "parameters": {"batch": 20}}
 BESIDE: dict[str, dict[str, Any]] = {
     "arrival": {"newcomers": 1, "rounds": 10**9},
@@ -232,6 +234,14 @@ def test_help_and_errors_name_one_range_of_bits():
         with pytest.raises(fb.UserError, match=f"{key} is a number from {range_}"):
             declared[key].read(key, "none")
     assert "--uplink-bits" in declared["bits"].about.help
+
+
+def test_documents_state_both_ranges_of_bits():
+    codec, lossy, commands = ((DOCS / name).read_text("utf-8") for name in ("codec.md", "lossy.md", "command-line.md"))
+    alone, runs = f"{FEWEST:g} to {MOST:g}", RANGE
+    assert f"`bits` may be {alone}. Runs (`fewbytes run --bits`) take {runs}." in codec
+    assert f"{runs} bits are allowed ([the codec alone](codec.md) takes {alone})" in lossy.replace("\n", " ")
+    assert f"to about this number of bits, from {alone};" in commands
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import typer
 
 from fewbytes.base.errors import FrameError, UserError, error_text
 from fewbytes.base.files import replacing
+from fewbytes.base.rate import FEWEST, MOST
 from fewbytes.base.units import parse_bytes
 from fewbytes.experiments.display import printed
 
@@ -29,7 +30,7 @@ def encode(
     base: Annotated[Path | None, typer.Option(help=BASE, metavar="FILE")] = None,
     bits: Annotated[
         float | None,
-        typer.Option(help="Round values to about this number of bits (default: lossless).", min=0.1, max=16),
+        typer.Option(help="Round values to about this number of bits (default: lossless).", min=FEWEST, max=MOST),
     ] = None,
     exact: Annotated[
         str | None,

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.rate import Rate
+from fewbytes.base.rate import FEWEST, MOST, Rate
 from fewbytes.codec.delta import base_for, received
 from fewbytes.codec.states import (
     KINDS,
@@ -29,7 +29,6 @@ from fewbytes.wire.fields import PER_ITEM
 from fewbytes.wire.header import MOST_ITEMS
 from fewbytes.wire.values import flat_words
 
-FEWEST, MOST = 0.1, 16.0  # bits a value
 LIMIT = 1 << 30  # bytes of arrays
 
 

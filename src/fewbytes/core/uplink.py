@@ -11,7 +11,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.rate import Rate
 from fewbytes.base.units import parse_rate, plain
 
-LEAST, MOST = 0.3, 8.0  # bits a value
+LEAST, MOST = 0.3, 8.0  # bits a value; the codec alone takes more (`fewbytes.base.rate`)
 RANGE = f"{LEAST:g} to {MOST:g}"
 FORM = f"a number from {RANGE}, or auto=RATE, a client's uplink, e.g. auto=1MB/s, or, on Flower, auto"
 FIRST = 2.0  # for a client without measured seconds
