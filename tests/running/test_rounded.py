@@ -4,13 +4,14 @@ to round."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any
 
 import pytest
-from cases import CASES, tiny_task
-from torch import Tensor
+from cases import CASES, tiny_data, tiny_task
+from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.base.ranges import EXACT, SENT
@@ -19,6 +20,7 @@ from fewbytes.core.site import Site
 from fewbytes.experiments.plan import make_plan
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.methods.parts.secure import SecureAggregation
+from fewbytes.running.rounding import overshot
 from fewbytes.wire import Dense, Masked, payload
 
 LOCAL: dict[str, Any] = {"epochs": 1, "lr": 0.1, "batch": 20}
@@ -51,6 +53,11 @@ class Replying(fb.Method):
     def round(self, state: None, net: Network, t: int) -> None: ...
 
 
+def wide() -> nn.Module:
+    """A model of 40,003 values."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 2000), nn.ReLU(), nn.Linear(2000, 3))
+
+
 def replying(kind: type) -> fb.Method:
     def answer(self, state: None, message: None, site: Site): ...
 
@@ -78,6 +85,22 @@ def test_the_result_has_the_means_of_the_rounds(tmp_path: Any) -> None:
     assert 0 < result["uplink_rounding_error"] < 0.2
     plain = fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, workers=1, save_models=False)
     assert "uplink_bits_per_value" not in plain.summary
+
+
+def test_a_run_notes_that_small_messages_take_more_bits_than_asked_for(tmp_path: Any) -> None:
+    def notes(task: fb.Task, much: bool) -> dict[str, str]:
+        out = tmp_path / str(much)
+        fb.run(fb.FedAvg(**LOCAL), task, rounds=2, workers=1, out=out, bits=0.5, save_models=False)
+        row = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
+        for way in ("uplink", "downlink"):
+            assert (row["measured"][f"{way} bits a value"] > 1.5 * 0.5) is much
+        return row.get("notes", {})
+
+    up, down = notes(tiny_task(), much=True).items()
+    assert re.fullmatch(r"the uplink took more bits than asked for, .*: \d\.\d\d per value, not 0.5", ": ".join(up))
+    assert down[0].startswith("the downlink took more bits")
+    assert not notes(fb.Task.on(tiny_data(4), wide), much=False)
+    assert overshot({"uplink": 1.0}, {"uplink bits a value": 1.5}) == {}
 
 
 def test_a_plan_measures_rounded_frames() -> None:

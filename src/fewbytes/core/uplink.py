@@ -64,7 +64,7 @@ class Uplink:
     as long as making it; then results depend on measured seconds."""
 
     def __init__(self, bits: UplinkBits | None = None, step: float = 0.0) -> None:
-        self._fixed = Rate(0.0 if bits is None else bits.bits, step)
+        self.fixed = Rate(0.0 if bits is None else bits.bits, step)
         self._auto = None if bits is None or bits.bits else bits
         self._seen: dict[int, _Seen] = {}
 
@@ -76,7 +76,7 @@ class Uplink:
     def rate(self, client: int) -> Rate:
         """The precision of the client's next reply."""
         if self._auto is None:
-            return self._fixed
+            return self.fixed
         seen = self._seen.get(client)
         link = None if seen is None else self._auto.rate or seen.rate
         if seen is None or link is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -19,6 +19,7 @@ MEASURED: dict[Way, dict[str, str]] = {
     "downlink": {DOWN_BITS: "downlink_bits_per_value", DOWN_ERROR: "downlink_rounding_error"},
 }
 """The measurements of rounding, and the names of their means in result.json."""
+OVER = 1.5  # times the bits asked for that a message may take without a note
 
 
 def check_rounding(method: Method, settings: Settings) -> None:
@@ -44,6 +45,25 @@ def rounding_notes(method: Method, settings: Settings) -> dict[str, str]:
         return {"downloads are rounded, too": f"to {bits:g} bits per value; downlink_bits 32 leaves them exact"}
     ways: tuple[Way, ...] = ("uplink", "downlink") if settings.bits is not None else ()
     return {f"the {way} is not rounded": why for way in ways if (why := unrounded(method, way))}
+
+
+def asked(settings: Settings) -> dict[Way, float]:
+    """Bits per value that settings ask for, by direction; none where they ask for steps, or let links decide."""
+    found: dict[Way, float] = {"uplink": settings.uplink().fixed.bits, "downlink": settings.downlink().bits}
+    return {way: bits for way, bits in found.items() if bits}
+
+
+def overshot(bits: Mapping[Way, float], measured: Mapping[str, float]) -> dict[str, str]:
+    """A note for each direction that took more than OVER times the `bits` asked for, as in `Network.note`. `measured`:
+    of a line of rounds.jsonl."""
+    names: dict[Way, str] = {"uplink": UP_BITS, "downlink": DOWN_BITS}
+    return {
+        f"the {way} took more bits than asked for, as headers and values that are not rounded count, too": (
+            f"{measured[names[way]]:.2f} per value, not {count:g}"
+        )
+        for way, count in bits.items()
+        if measured.get(names[way], 0.0) > OVER * count
+    }
 
 
 def unrounded(method: Method, way: Way) -> str:
