@@ -26,6 +26,8 @@ from fewbytes.experiments import compare as comparison
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.settings import make_method
 from fewbytes.methods import METHODS
+from fewbytes.report import read_runs
+from fewbytes.report.table import badges
 
 QUICK = ["--dataset", "digits", "--clients", "4", "--alpha", "1", "--rounds", "3", "--set", "batch=20"]
 
@@ -309,6 +311,9 @@ def test_a_resumed_run_may_replace_one_direction_of_bits_and_an_ended_one_none(t
     assert code == 0, errors
     settings = tomllib.loads((folder / "config.toml").read_text())
     assert (float(settings["uplink_bits"]), settings["downlink_bits"], "bits" in settings) == (1, 2, False)
+    rows = [json.loads(line)["rounding"] for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert rows == [{"bits": 0.5}, {"uplink_bits": "1", "downlink_bits": 2.0}]
+    assert [badges(run) for run in read_runs([folder])] == [["0.5 bits, then 1 bit and 2 bits down"]]
 
 
 def test_the_last_live_line_is_the_result(tmp_path, monkeypatch, capsys):

@@ -37,6 +37,7 @@ class Round(TypedDict):
     client: NotRequired[int]
     left_out: NotRequired[list[LeftOut]]
     notes: NotRequired[dict[str, str]]
+    rounding: NotRequired[dict[str, float | str]]
 
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]

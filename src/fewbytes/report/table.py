@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, groupby
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
@@ -152,17 +153,29 @@ def badges(run: RunFolder) -> list[str]:
     by = {"budget": "by the budget", "stop_when": f"by {run.fact('stop_when')}"}.get(str(run.fact("ended_by")))
     ended = [f"ended at round {run.fact('rounds')}, {by}"] if by else []
     rule = [str(run.fact("aggregate"))] if run.fact("aggregate") else []
-    if bits := run.fact("bits"):
-        rule.append(_bits(format(bits, "g")))
-    if bits := run.fact("uplink_bits"):
-        rule.append(_bits(str(bits).partition("=")[0]))
-    rule += [f"steps of {run.fact('uplink_step'):g}"] if run.fact("uplink_step") else []
-    if down := run.fact("downlink_bits"):
-        rule.append(f"{_bits(format(down, 'g'))} down")
+    rule += _roundings(run)
     if run.fact("dp"):
         spent = next((row["privacy"]["epsilon"] for row in reversed(run.rounds) if "privacy" in row), 0.0)
         rule.append(f"epsilon {spent:.2f} of {Privacy.read(run.fact('dp')).epsilon:g}")
     return rule + [run.status] * (run.status != "done") + ["over the budget"] * run.over_budget + ended
+
+
+def _roundings(run: RunFolder) -> list[str]:
+    """How a run rounds values; if that changed when it was resumed, every way it did, in order, in one text."""
+    last = {key: value for key in ("bits", *chain(*ROUNDING.values())) if (value := run.fact(key))}
+    rows = [row for row in run.rounds if row["phase"] == "round"]
+    if not any("rounding" in row for row in rows):  # of an earlier version, or exact
+        return _rounding(last)
+    texts = [" and ".join(_rounding(each)) for each in (*(row.get("rounding", {}) for row in rows), last)]
+    changes = [text or "exact" for text, _ in groupby(texts)]
+    return [", then ".join(changes)] if len(changes) > 1 else _rounding(last)
+
+
+def _rounding(settings: Mapping[str, Any]) -> list[str]:
+    texts = [_bits(format(bits, "g"))] if (bits := settings.get("bits")) else []
+    texts += [_bits(str(up).partition("=")[0])] if (up := settings.get("uplink_bits")) else []
+    texts += [f"steps of {step:g}"] if (step := settings.get("uplink_step")) else []
+    return texts + ([f"{_bits(format(down, 'g'))} down"] if (down := settings.get("downlink_bits")) else [])
 
 
 def _bits(count: str) -> str:

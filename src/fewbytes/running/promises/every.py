@@ -16,6 +16,7 @@ from fewbytes.running.promises.measured import Measured
 from fewbytes.running.promises.notes import Notes
 from fewbytes.running.promises.privacy import Spending
 from fewbytes.running.promises.promise import Promise
+from fewbytes.running.promises.rates import Rates
 from fewbytes.running.promises.stop import Stop
 from fewbytes.running.promises.times import Simulated, Times
 from fewbytes.running.rounding import asked, rounding_notes
@@ -37,6 +38,7 @@ def promises_of(run: Run, folder: Path) -> list[Promise]:
         promises.append(Simulated(settings.speeds))
     promises += [NotFinite(problem.objective), Alarms(), Joiners(method, settings.watcher), Absences()]
     promises.append(Notes(rounding_notes(method, settings), asked(settings)))
+    promises.append(Rates(settings))
     if settings.dp is not None:
         promises.append(Spending(settings.dp, run.rounds, problem.seed, folder))
     return [*promises, Times(settings.speeds is not None), Headline(method)]
