@@ -17,7 +17,7 @@ from test_wire import Case, Whole
 from fewbytes.base.rate import Rate
 from fewbytes.wire import Dense, Layout, Lossy, pack, unpack
 from fewbytes.wire.frame import digest_of
-from fewbytes.wire.levels import decode_levels, usual_table
+from fewbytes.wire.levels import USUAL_FROM, USUAL_TO, decode_levels, usual_table
 
 STATE = {
     name: torch.randn(40, 30, generator=torch.manual_seed(k)) * 0.1**k
@@ -108,6 +108,17 @@ def test_usual_tables_do_not_depend_on_the_decimal_context() -> None:
         usual_table.cache_clear()
         frame = rounded()
     assert frame == rounded()
+
+
+def test_a_frame_makes_its_receiver_compute_no_more_tables_than_there_are() -> None:
+    kind, fields, sections, hashes = take_apart(rounded(0.5))
+    assert fields[0][1][0][4][4] is None
+    fields[0][1][0][4][:2] = [-100, 100]
+    usual_table.cache_clear()
+    assert refused(assemble(kind, fields, sections, **hashes)) == "length"  # its levels are of other tables
+    assert usual_table.cache_info().misses == USUAL_TO - USUAL_FROM + 1 == 71
+    for same, others in ((USUAL_FROM, (-100, -50, -15)), (USUAL_TO, (57, 70, 100))):
+        assert {usual_table.__wrapped__(number) for number in others} == {usual_table(same)}
 
 
 def test_tables_travel_where_they_save_bytes() -> None:

@@ -38,7 +38,7 @@ _SPARE = np.array(_LOW_BITS, np.uint8)  # number of lowest bits not in the symbo
 _LOWEST = np.array([s if s < FINE else 8 + (s & 7) << bits for s, bits in enumerate(_LOW_BITS)], np.uint16)
 
 EDGE, UPWARD = Decimal("0.65"), Decimal("0.4")  # values reach a magnitude of 1 at EDGE, of n above at n - UPWARD
-USUAL_FROM = -14
+USUAL_FROM, USUAL_TO = -14, 56  # all lower classes have the same table, and all higher ones
 # fmt: off
 _SIXTYFOURTHS = (
     -245, -201, -186, -173, -162, -151, -139, -126, -112, -96, -79, -59, -38, -14, 13, 40,
@@ -289,7 +289,10 @@ def _tables(counts: Array) -> Array:
 
 def usual_tables(low: int, high: int, most: int) -> Array:
     """Tables of the classes from `low` to `high` for `most` symbols where none travel, (classes, symbols)."""
-    return np.array([usual_table(n)[:most] for n in range(low, high + 1)], np.uint16)
+    numbers = np.clip(
+        np.arange(low, high + 1), USUAL_FROM, USUAL_TO
+    )  # bounds the tables that a frame makes one compute
+    return np.array([usual_table(int(n))[:most] for n in numbers], np.uint16)
 
 
 @cache
