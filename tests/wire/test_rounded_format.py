@@ -15,7 +15,7 @@ from assembling import assemble, header_tree, take_apart
 from test_wire import Case, Whole
 
 from fewbytes.base.rate import Rate
-from fewbytes.wire import Dense, Layout, Lossy, pack, unpack
+from fewbytes.wire import Base, Dense, FrameError, Layout, Lossy, pack, unpack
 from fewbytes.wire.frame import digest_of
 from fewbytes.wire.levels import USUAL_FROM, USUAL_TO, decode_levels, usual_table
 
@@ -142,6 +142,8 @@ def test_a_byte_of_a_table_is_a_power_of_the_21st_root_of_2() -> None:
     sections = iter(map(memoryview, [bytes([0]), bytes(stored), coder.get_compressed().tobytes(), b"\0", b""]))
 
     class Source:
+        early = False
+
         def section(self) -> memoryview:
             return next(sections)
 
@@ -236,6 +238,27 @@ def test_older_frames_have_tables_of_their_own() -> None:
             item = [code, ways[major], wrong, [0, 0, 0], [0, 0, 2, [0], [0]], [0]]
             frame = assemble("Whole", [[entries, [item]]], sections, major=major)
             assert Case(Whole, b"").refuse(frame) in {"header", "coding"}
+
+
+def test_codings_of_older_formats_are_refused_in_format_3() -> None:
+    """What no sender of a format writes, its receiver does not decode: [2, flags] and [3, ways, …]."""
+    base = Base(b"\x01" * 32, {"w": torch.ones(8)})
+    differences = [[["w", "float32", [8]]], [[2, [2, 2, 2, 2]]]]  # all planes zeros: equal to the base
+    levels = [0, 1, 0, 0, 1, 0, 0, 0]
+    sections = [b"\0", struct.pack("<HH", 4096, 2048), *levels_by_hand(levels, [0] * 8, {0: [4096, 2048]})]
+    rounded_before = [[["w", "float32", [8]]], [[3, b"\x01", 1.0, [0, 0, 0], [0, 0, 2, [0], [0]], [0]]]]
+    for major in (1, 2, 3):
+        for fields, rest, hashes, value in (
+            (differences, [], {"base": base.digest[:16]}, [1] * 8),
+            (rounded_before, sections, {}, [0, -1, 0, 0, 1, 0, 0, 0]),
+        ):
+            frame = assemble("Whole", [fields], rest, major=major, **hashes)
+            if major == 3:
+                with pytest.raises(FrameError) as error:
+                    unpack(Whole, frame, base=base)
+                assert error.value.code == "coding"
+            else:
+                assert unpack(Whole, frame, base=base).model.state["w"].tolist() == value
 
 
 def test_the_digest_is_the_end_of_a_frame_of_any_format() -> None:

@@ -225,6 +225,8 @@ def decode_numbers(
         case [int(kind), *rest] if type(kind) is int and kind in ARGUMENTS:
             if len(rest) != ARGUMENTS[kind] or (total == 0 and kind != RAW):
                 raise FrameError("header", "a coding of numbers is malformed")
+            if kind == DIFFERENCES and not source.early:
+                raise FrameError("coding", "no frame of this format codes numbers so")
         case _:
             raise FrameError("coding", "unknown coding of numbers")
     if total == 0:

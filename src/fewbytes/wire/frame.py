@@ -119,7 +119,8 @@ def _varint(number: int) -> bytes:
 
 
 class Parsed:
-    """A parsed and checked frame: its class's name, its fields, its sections as views, its hashes. Nothing is decoded.
+    """A parsed and checked frame: its class's name, its fields, its sections as views, its hashes, and whether it is
+    `early`, of format 1 or 2. Nothing is decoded.
 
     Raises FrameError for all but a complete, undamaged frame of a known version, with at most `most_items` header items
     (None: any number, in a header of any size, as in frames made on this machine).
@@ -127,8 +128,8 @@ class Parsed:
 
     def __init__(self, data: bytes | bytearray | memoryview, most_items: int | None = HEADER_CAP) -> None:
         view = memoryview(data).cast("B")
-        read = older.read_older if view[: len(older.MAGIC)] == older.MAGIC else _read
-        parts = read(view, most_items)
+        self.early = view[: len(older.MAGIC)] == older.MAGIC
+        parts = (older.read_older if self.early else _read)(view, most_items)
         self.version, self.kind, self.fields, self.sections, *hashes = parts
         self.layout_hash, self.base_hash, self.digest = hashes
 

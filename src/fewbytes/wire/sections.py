@@ -31,7 +31,9 @@ class Sink(Protocol):
 
 
 class Source(Protocol):
-    """Returns the sections in the same order (the frame being read)."""
+    """Returns the sections in the same order (the frame being read). `early`: of format 1 or 2."""
+
+    early: bool
 
     def section(self) -> memoryview:
         """The next section. Raises FrameError if there is none."""

@@ -191,6 +191,8 @@ class FrameReader:
             raise FrameError("base", "the reply is coded against a message this receiver does not hold: send in full")
         self.layout = layout if parsed.layout_hash else None
         self.base = base if parsed.base_hash else None
+        self.early = parsed.early
+        """Whether the frame is of format 1 or 2, which have codings of their own."""
         self.position = -1
         """The current value's position among the payload's wire values."""
         self.own = False
@@ -271,7 +273,8 @@ class FrameReader:
         """Read the output of `FrameWriter.values`: a flat tensor for each place."""
         match header:
             case [int(kind), bytes(stored), *rest] if kind in (ROUNDED, ROUNDED_BEFORE) and len(rest) == 4:
-                early = kind == ROUNDED_BEFORE
+                if (early := kind == ROUNDED_BEFORE) and not self.early:
+                    raise FrameError("coding", "no frame of this format codes rounded values so")
                 ways = stored if early else _ways(stored, len(places))
                 if len(ways) != len(places):
                     raise FrameError("header", "rounded values do not fit their tensors")
