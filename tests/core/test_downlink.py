@@ -404,6 +404,18 @@ def test_a_plan_counts_a_clients_first_message() -> None:
     assert plan.total == pytest.approx((sent["bytes_up"].sum(), sent["bytes_down"].sum()), rel=0.05)
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 8])
+def test_no_figure_of_a_plan_is_negative(rounds: int) -> None:
+    """A first message that both ends can make is nearly nothing, so the first rounds take fewer bytes than others."""
+    method, task = dataclasses.replace(CASES["fedavg"], fraction=1.0), tiny_task()
+    plan = make_plan(method, task, rounds, 1e6, 1e6, rounding={"bits": 1.0})
+    cells = [cell for column in plan.table().columns[1:] for cell in map(str, column.cells)]
+    assert not [cell for cell in cells if cell.startswith("-")]
+    assert plan.first_rounds == min(rounds, 2)
+    sent = fb.run(method, task, rounds=rounds, bits=1.0, **QUIET).ledger.columns()
+    assert plan.total == pytest.approx((sent["bytes_up"].sum(), sent["bytes_down"].sum()), rel=0.05)
+
+
 def test_the_first_message_has_another_base_than_the_next(tmp_path: Path) -> None:
     tell(Telling(), tmp_path / "run", 2)
     first, second = (Parsed((tmp_path / "run" / "frames" / f"{t}-hear-0-down.frame").read_bytes()) for t in (1, 2))

@@ -38,8 +38,9 @@ class Plan:
     """The cost of a round for one client (bytes, seconds on one core of this machine), and of the whole run.
 
     `clients`: average number of clients per round. `cohort`: those sampled of them. `asked`: rounds requested; a budget
-    may allow fewer. `first_up`, `first_down`: additional bytes in a client's first rounds and before them (negative:
-    fewer). The last four: for runs that round values, as in result.json.
+    may allow fewer. `first_up`, `first_down`: bytes of a client's `first_rounds` and before them, beyond those of as
+    many later rounds (negative: fewer, as of first messages that both ends can make). The last
+    four: for runs that round values, as in result.json.
     """
 
     clients: int
@@ -56,6 +57,7 @@ class Plan:
     downlink: float
     first_up: float = 0.0
     first_down: float = 0.0
+    first_rounds: int = 0
     waiting_seconds: float = 0.0
     over_budget: bool = False
     uplink_bits_per_value: float | None = None
@@ -73,7 +75,8 @@ class Plan:
         """Bytes of the run, up and down; clients that are never sampled have no first round."""
         rounds = self.cohort * self.rounds
         beginners = self.clients * (1 - (1 - self.cohort / self.clients) ** self.rounds)
-        return self.up * rounds + self.first_up * beginners, self.down * rounds + self.first_down * beginners
+        up, down = self.up * rounds + self.first_up * beginners, self.down * rounds + self.first_down * beginners
+        return max(0.0, up), max(0.0, down)  # with few rounds, clients may take part less often than `first_rounds`
 
     def table(self) -> Table:
         """The plan as a table for the terminal."""
@@ -88,7 +91,10 @@ class Plan:
             table.add_row("  bits per value", *("" if b is None else f"{b:.2f}" for b in bits))
             table.add_row("  rounding error / squared norm", *("" if e is None else f"{e:.2g}" for e in errors))
         if max(abs(self.first_up), abs(self.first_down)) >= 0.01 * (self.up + self.down):
-            table.add_row("  a client's first round, in addition", megabytes(self.first_up), megabytes(self.first_down))
+            name = (
+                "  in a client's first round" if (n := self.first_rounds) == 1 else f"  in a client's first {n} rounds"
+            )
+            table.add_row(name, megabytes(n * self.up + self.first_up), megabytes(n * self.down + self.first_down))
         table.add_row(
             f"MB in total: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
             + (f" (of {self.asked}, limited by the budget)" if self.rounds < self.asked else "")
@@ -145,7 +151,8 @@ def make_plan(
         )
         measured, first = len(task.problem.clients) * planned, 0
     else:
-        measured, first = (1 + more) * probed.cohort(len(few)), PROBED_ROUNDS
+        first = min(PROBED_ROUNDS, planned + 1)
+        measured = (PROBED_ROUNDS + more + 1 - first) * probed.cohort(len(few))
     columns = ledger.columns()
     moved = {name: values[columns["round"] >= first] for name, values in columns.items()}
     before = {name: values[columns["round"] < first] for name, values in columns.items()}
@@ -163,6 +170,7 @@ def make_plan(
         down=down,
         first_up=before["bytes_up"].sum() / len(few) - max(0, first - 1) * up,
         first_down=before["bytes_down"].sum() / len(few) - max(0, first - 1) * down,
+        first_rounds=max(0, first - 1),
         nominal_up=(moved["value_bytes_up"] + (moved["mask_bits_up"] + 7) // 8).sum() / measured,
         nominal_down=(moved["value_bytes_down"] + (moved["mask_bits_down"] + 7) // 8).sum() / measured,
         train_seconds=fmean(seconds[1:] or seconds) / len(few),
