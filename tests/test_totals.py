@@ -11,17 +11,21 @@ PLACES = ("README.md", "docs/**/*.md", "examples/**/*.md", "examples/**/*.py", "
 PLACES += ("src/fewbytes/**/*.py", "src/fewbytes/**/*.html")
 FILES = sorted({path for place in PLACES for path in ROOT.glob(place)})
 REFERENCE = re.compile(r"times fewer bytes (?:up )?than \S")
+FRACTION = re.compile(
+    r"\ban? (?:half|third|quarter|fifth|tenth|twentieth|fiftieth|hundredth) of the (?:bytes|uplink)\b(?! of)"
+)
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def unexplained(text: str) -> list[str]:
-    """Where "times fewer" does not name the bytes that it counts and what they are fewer than."""
+    """Where "times fewer" does not name the bytes that it counts and what they are fewer than, or "a tenth of the
+    bytes" does not say whose."""
     text = re.sub(r"\s+", " ", text)
     return [
         text[at : at + 60]
         for at in (m.start() for m in re.finditer("times fewer", text))
         if not REFERENCE.match(text, at)
-    ]
+    ] + FRACTION.findall(text)
 
 
 def tables(text: str) -> Iterator[list[dict[str, str]]]:
@@ -48,6 +52,8 @@ def test_times_fewer_names_what_is_compared():
 def test_a_factor_without_reference_is_found():
     assert unexplained("| MB up | times fewer |")
     assert unexplained("It sends 47 times fewer\nbytes.")
+    assert unexplained("It learns as well at a tenth\nof the bytes.")
+    assert not unexplained("It learns as well at a tenth of FedAvg's bytes, or a tenth of the bytes of FedAvg.")
     assert not unexplained("It moves 47 times fewer\nbytes than before, 50 times fewer bytes up than before.")
 
 
