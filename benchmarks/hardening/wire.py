@@ -11,6 +11,7 @@ from pathlib import Path
 
 from figures import Figure
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "wire"))
 
 import test_wire
