@@ -134,36 +134,6 @@ def test_who_missed_rounds_gets_one_frame_smaller_than_what_it_missed(missed: in
     assert torch.equal(server.heard[3]["x"], server.heard[0]["x"])
 
 
-EXACTLY: dict[str, Any] = {"downlink_bits": None}
-
-
-def test_exact_messages_are_differences_for_who_has_the_last(tmp_path: Path) -> None:
-    """Of clients 0 to 3, the last misses round 2: it gets round 3's in full, and then differences again."""
-    folder, everybody = tmp_path / "run", (0, 1, 2, 3)
-    method = Telling((everybody, (0, 1, 2), everybody, everybody))
-    server = tell(method, folder, 4, **EXACTLY)
-    assert [frames(folder, 3, 0) == frames(folder, 3, 3), frames(folder, 4, 0) == frames(folder, 4, 3)] == [False, True]
-    assert frames(folder, 3, 0)[0] < 0.95 * frames(folder, 3, 3)[0]
-    plain = tell(method, tmp_path / "plain", 4, **EXACTLY, coded=False)
-    for client in everybody:
-        assert torch.equal(server.heard[client]["x"], plain.heard[client]["x"])
-        assert torch.equal(server.heard[client]["x"], server.theta["x"])
-    with pytest.raises(KeyboardInterrupt):
-        tell(method, tmp_path / "again", 4, **EXACTLY, watcher=StopAfter(2))
-    tell(method, tmp_path / "again", 4, **EXACTLY, resume=True)
-    assert [frames(tmp_path / "again", t, i) for t in (3, 4) for i in everybody] == [
-        frames(folder, t, i) for t in (3, 4) for i in everybody
-    ]
-
-
-def test_who_is_seldom_asked_keeps_no_message(tmp_path: Path) -> None:
-    """With half of the clients a round, or fewer, what a client has is mostly too old."""
-    tell(Telling(((0, 1), (2, 3))), tmp_path / "run", 4, **EXACTLY)
-    tell(Telling(), tmp_path / "often", 2, **EXACTLY)
-    states = "checkpoint/clients/*.state"
-    assert [len(list((tmp_path / run).glob(states))) for run in ("run", "often")] == [0, CLIENTS * 2]
-
-
 @dataclass(frozen=True)
 class FromTheFirst(fb.FedAvg):
     """FedAvg of the clients in `asked`, by round."""
@@ -205,9 +175,9 @@ def test_a_client_with_other_first_weights_gets_messages_in_full() -> None:
     problem = wide_task().problem
     handlers = Handlers(fb.FedAvg())
     message = Model(fb.Dense(problem.first_state()))
-    for rate, members in ((Rate(), 2), (Rate(), 4), (Rate(1.0), 4)):
+    for rate in (Rate(), Rate(1.0)):
         downlink = Downlink(rate, problem, True, {2})
-        downlink.to_all(handlers.named("train"), message, [1, 2], "", members)
+        downlink.to_all(handlers.named("train"), message, [1, 2], "")
         first, other = (
             downlink.frames(handlers.named("train"), LazyMessage.of(message), client, own=False) for client in (1, 2)
         )

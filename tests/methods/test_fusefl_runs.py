@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from cases import TinyNet, opened, tiny_data, tiny_task
+from cases import CASES, TinyNet, opened, task_of, tiny_data, tiny_task
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -16,12 +16,15 @@ import fewbytes as fb
 from fewbytes.base.errors import UserError
 from fewbytes.core.objectives import Classification
 from fewbytes.experiments.plan import make_plan
+from fewbytes.methods.fusefl import FusedBlocks
 from fewbytes.methods.parts.one_shot import of_stage
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut
 from fewbytes.models.build import ModelBuilder
+from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
+from fewbytes.wire import unpack
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
@@ -309,3 +312,19 @@ def test_single_samples_and_batch_normalisation_do_not_go_together():
     )
     with pytest.raises(fb.FewbytesError, match=r"client 0 .*batch normalisation"):
         fb.run(fb.FuseFL(epochs=4, **LOCAL), task, rounds=1)
+
+
+def test_what_a_new_part_is_does_not_depend_on_what_was_drawn_before(tmp_path):
+    """A reply is refused by the norm of a new part: by the same norm in every run of a seed."""
+    method, task = CASES["fusefl"], task_of("fusefl")
+    fb.run(method, task, rounds=2, out=tmp_path / "run", workers=1, save_models=False)
+    state = unpack(FusedBlocks, read_checkpoint(tmp_path / "run").server, limit=1 << 40)
+    state.fused = state.fused[:1]
+    parts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        parts.append(method.untrained(state, task.problem, 0).branch)
+    assert parts[0].adaptor.state
+    for what in ("adaptor", "block"):
+        for name, value in getattr(parts[0], what).state.items():
+            assert torch.equal(value, getattr(parts[1], what).state[name])

@@ -54,16 +54,14 @@ class MessageFrame(NamedTuple):
 
 
 class Downlink:
-    """Sends messages exactly or, with a `rate`, rounded.
+    """Sends messages in full or, with a `rate`, rounded.
 
-    A message is coded against the first weights of the client's model, if those are the client's as well (`others`:
-    clients where they are not), or against the last message that the client has. An exact message to most clients of a
-    subset of the network is one delta stream per model, and clients that missed one get the next in full. So is a
-    rounded message to all asked clients of a subset. A client that missed messages gets one frame that leads from the
-    last one it has; a client that has none, the first message and a frame from there; else the whole message. The
-    server's tensors become those that clients receive, and the rounding error is added to the next message (error
-    feedback). Messages to a single client form their own stream; the difference to the next one contains the rounding
-    error.
+    Every message is coded against the first weights of the client's model, if those are the client's as well
+    (`others`: clients where they are not). A rounded message to all asked clients of a subset of the network is one
+    delta stream per model. A client that missed messages gets one frame that leads from the last one it has; a client
+    that has none, the first message and a frame from there; else the whole message. The server's tensors become those
+    that clients receive, and the rounding error is added to the next message (error feedback). Messages to a single
+    client form their own stream; the difference to the next one contains the rounding error.
     """
 
     def __init__(self, rate: Rate, problem: Problem, coded: bool, others: set[Id]) -> None:
@@ -98,32 +96,24 @@ class Downlink:
         if first != self._firsts.of(client).digest:
             self._others.add(client)
 
-    def _rounds(self, handler: Handler, kind: type[Any]) -> bool:
+    def rounds(self, handler: Handler, kind: type[Any]) -> bool:
         """Whether messages of this class are rounded."""
-        return bool(self.rate) and handler.name not in self._exact and self._streams(handler, kind)
+        rounded = kind is handler.message and handler.name not in self._exact
+        return bool(self.rate) and rounded and handler.roundable("downlink")
 
-    def _streams(self, handler: Handler, kind: type[Any]) -> bool:
-        """Whether messages of this class have values that change little from one to the next."""
-        return kind is handler.message and handler.roundable("downlink")
-
-    def to_all(self, handler: Handler, message: Any, asked: Sequence[Id], part: str, members: int) -> None:
-        """Advance the delta stream of a message to all asked clients of a subset of the network, which has so many
-        members. Raises UserError if one step sends different messages to different clients, because they would share a
-        delta stream, and rounding is wanted."""
-        self._now, self._merged, self._part = {}, {}, part
-        if not self._streams(handler, type(message)):
-            return
+    def to_all(self, handler: Handler, message: Any, asked: Sequence[Id], part: str) -> None:
+        """Round a message for all asked clients of a subset of the network. Raises UserError if one step sends
+        different messages to different clients, because they would share a delta stream, and rounding is wanted."""
         first = self._recipients.setdefault((handler.name, part), set(asked))
-        if self._rounds(handler, type(message)) and asked and first.isdisjoint(asked):
-            if self.wanted:
-                raise UserError(
-                    f"handler {handler.name!r} gets different messages for different clients in one step, which "
-                    "rounded differences from the last message do not support: leave out downlink_bits"
-                )
-            self._exact.add(handler.name)
-        most = self._coded and not self.rate and 2 * len(asked) > members
-        if not (most or self._rounds(handler, type(message))):
-            return
+        if asked and first.isdisjoint(asked):
+            if not self.wanted:
+                self._exact.add(handler.name)
+                return
+            raise UserError(
+                f"handler {handler.name!r} gets different messages for different clients in one step, which rounded "
+                "differences from the last message do not support: leave out downlink_bits"
+            )
+        self._now, self._merged, self._part = {}, {}, part
         for client in asked:
             name = self._name(handler, client)
             if name not in self._now:
@@ -134,8 +124,8 @@ class Downlink:
 
     def frames(self, handler: Handler, lazy: LazyMessage, client: Id, own: bool) -> list[MessageFrame]:
         """The frames that bring a message to a client: its `own`, or the message given to `to_all`."""
-        known, rounded = client not in self._others, self._rounds(handler, lazy.kind)
-        if not rounded and (own or self._name(handler, client) not in self._now):
+        known = client not in self._others
+        if not self.rounds(handler, lazy.kind):
             key = handler.name, lazy.key, self._problem.architecture(client), known
             return [MessageFrame(key, "", partial(self._whole, handler, lazy, client))]
         if own:
@@ -147,7 +137,7 @@ class Downlink:
         name = self._name(handler, client)
         stream, (message, sent), since = self.streams[name], self._now[name], self._since(handler, client, name)
         position = name, stream.number
-        if since == stream.number - 1 and (stream.steps or not rounded):
+        if since == stream.number - 1 and stream.steps:
             return [MessageFrame(position, "next", lambda: sent, position)]
         if since is not None and (frame := self._merged.get((name, since))) is not None:
             return [MessageFrame((*position, since), "next", lambda: sent._replace(frame=frame, measured={}), position)]
@@ -158,7 +148,7 @@ class Downlink:
                 MessageFrame((*position, None), "next", lambda: sent._replace(frame=later, measured={}), position),
             ]
         whole = partial(self._in_full, message, sent, client)
-        return [MessageFrame((*position, "first", known), "first" if rounded else "whole", whole, position)]
+        return [MessageFrame((*position, "first", known), "first", whole, position)]
 
     def _name(self, handler: Handler, client: Id) -> str:
         alike = self._problem.layout(client).hash + self._firsts.of(client).digest
@@ -187,8 +177,8 @@ class Downlink:
         if stream is None or not follows:
             self.streams[name], new, frame = started(name, number, message, coding, shared)
         else:
-            self.streams[name], new, frame, lossy = advanced(stream, message, coding, shared and bool(self.rate))
-        if shared and self.rate:
+            self.streams[name], new, frame, lossy = advanced(stream, message, coding, shared)
+        if shared:
             give(message, new.message)
         measured = {}
         if lossy is not None and lossy.values:
@@ -203,14 +193,14 @@ class Downlink:
         stream = self.streams[name]
         kept = {number for number in since if number is None or stream.since(number) is not None}
         wanted = (kept | {None} if since - kept else kept) - {stream.number - 1, stream.number}
-        if self.rate and stream.number > 1 and wanted:
+        if stream.number > 1 and wanted:
             made = merged(stream, kind, self._coding(clients[0], shared=True), wanted)
             self._merged |= {(name, earlier): Frame.of(frame) for earlier, frame in made.items()}
 
     def _in_full(self, message: Any, sent: Sent, client: Id) -> Sent:
         coding = self._coding(client, shared=False)
-        frame = pack(message, layout=coding.layout, base=coding.against, coded=self._coded)
-        return sent._replace(frame=frame, measured={})
+        base = None if coding.first is None else coding.first.on_grid
+        return sent._replace(frame=pack(message, layout=coding.layout, base=base, coded=self._coded), measured={})
 
     def _whole(self, handler: Handler, lazy: LazyMessage, client: Id) -> Sent:
         message, first = lazy.load(), self._coding(client, shared=False).first

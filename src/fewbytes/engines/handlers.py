@@ -54,24 +54,23 @@ SampleCounts = list[int] | int | None
 
 @payload
 class Kept:
-    """A client's stored state when it keeps messages or rounds replies. `state`: the method's state as a frame (empty:
-    none). `lost`: the accumulated rounding error of its replies, by field and name. `heard`: by handler, the last
-    message, as an uncoded frame, to which the next is a difference."""
+    """A client's stored state when frames are rounded. `state`: the method's state as a frame (empty: none). `lost`:
+    the accumulated rounding error of its replies, by field and name. `heard`: the last rounded message by handler, as
+    an uncoded frame."""
 
     state: bytes
     lost: dict[str, dict[str, Tensor]]
     heard: dict[str, bytes]
 
 
-Kind = Literal["", "first", "whole", "next", "origin"]
+Kind = Literal["", "first", "next", "origin"]
 
 
 class Part(msgspec.Struct, array_like=True):
     """A message sent with a job: its handler, its number, and its frame's place and length.
 
-    `kind`, in a delta stream: `first`, a full message whose values are on a grid; `whole`, one as it is; `next`, a
-    difference from the message that the client has; `origin`, the stream's first message, to which the next frame is
-    a difference. Empty: not in a delta stream.
+    `kind`, in a delta stream: `first`, a full message; `next`, a difference from the message that the client has;
+    `origin`, the stream's first message, to which the next frame is a difference. Empty: not in a delta stream.
     """
 
     handler: str
@@ -235,8 +234,8 @@ class Runner:
             save_model(model, folder / f"client-{client}.safetensors", about)
 
     def _state(self, job: Job) -> tuple[Any, dict[str, State], dict[str, bytes]]:
-        """The client's state, the rounding error of its replies, and its last messages. Of a client without a state of
-        the method's own, the latter may be lost. Raises UserError if more is."""
+        """The client's state, the rounding error of its replies, and its last rounded messages. Of a client without a
+        state of the method's own, the latter two may be lost. Raises UserError if more is."""
         if job.version and self.store.path(job.client, job.version).exists():
             return self._stored(job.client, job.version)
         if self.state_class is None:
@@ -261,7 +260,7 @@ class Runner:
     def _received(
         self, job: Job, frames: Sequence[memoryview], layout: Layout, retained: dict[str, bytes]
     ) -> dict[int, Received]:
-        """The messages by number, each decoded once for all clients; updates `retained` to the client's last
+        """The messages by number, each decoded once for all clients; updates `retained` to the client's last rounded
         messages."""
         known, self._messages = self._messages, {}
         there = job.message is not None and job.message.number in known  # then its origin needs no decoding
@@ -280,9 +279,7 @@ class Runner:
             elif part.kind == "next":
                 self._messages[part.number] = followed(kind, frame, layout, retained.get(part.handler))
             else:
-                message = unpack(
-                    kind, frame, layout=layout, base=first.on_grid if part.kind == "first" else first.exact
-                )
+                message = unpack(kind, frame, layout=layout, base=first.on_grid if part.kind else first.exact)
                 kept = serialised(message, layout) if part.kind else b""
                 base = base_of(digest_of(kept or frame), message)
                 self._messages[part.number] = Received(message, base, kept)

@@ -90,8 +90,8 @@ class Scheduler:
         self.step.updates.call += 1
         self._open = handler.name  # set here, so that an unread call is an error, too
         able = [i for i in asked if i not in self.roster.not_asked and i not in self.suspects.barred]
-        if not own:
-            self.outbox.downlink.to_all(handler, send, able, part, self.outbox.waiting.members(part, self.clients))
+        if not own and self.outbox.downlink.rounds(handler, type(send)):
+            self.outbox.downlink.to_all(handler, send, able, part)
         self._reading = self._read(handler, asked, able, messages, own, check)
         return self._reading
 

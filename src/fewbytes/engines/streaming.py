@@ -91,7 +91,7 @@ class AtWork:
             handler = outbox.handlers.named(of[0].handler)
             message = unpack_state(handler.message, frame) if frame and handler.message else None
             clients = [work.client for work in of]
-            requests = Requests(outbox, handler, dict.fromkeys(clients, message), clients, own=True)
+            requests = Requests(outbox, handler, dict.fromkeys(clients, message), clients)
             for work in of:
                 self.add(work, requests)
         self._work = {work.client: self._work[work.client] for work in resumed.work}  # in the order asked
@@ -131,7 +131,7 @@ class Streaming:
         able = [i for i in self._roster.clients if i not in self._roster.not_asked]
         failed = [left for left in step.left_out if left.client in suspects.barred]
         rng = stream(self._roster.problem.seed, "server", step.t, "stream")
-        requests = Requests(self._outbox, handler, dict.fromkeys(able, send), able, own=True)
+        requests = Requests(self._outbox, handler, dict.fromkeys(able, send), able)
         try:
             self._check(handler, able, failed, at_once)
             while True:

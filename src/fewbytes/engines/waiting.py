@@ -104,10 +104,6 @@ class WaitingMessages:
             if where == part:
                 unsent.members = self._members[part]
 
-    def members(self, part: str, clients: Sequence[Id]) -> int:
-        """How many members a subset of the network has; the network of all these clients if it was not set."""
-        return len(self._members.get(part, clients))
-
     def of(self, client: Id) -> list[tuple[Handler, LazyMessage]]:
         """The messages that wait for a client."""
         there = [(name, unsent) for (name, _), unsent in self._unsent.items() if unsent.is_for(client)]

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import EXACT, FRESH, Count, Whole
 from fewbytes.base.state import State, state_of
-from fewbytes.base.streams import untouched
+from fewbytes.base.streams import seeded
 from fewbytes.core.admission import check_like, norm
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network, Vote
@@ -58,7 +58,7 @@ from fewbytes.models.fused import (
 from fewbytes.wire import Dense, payload
 from fewbytes.wire.layout import Forms, forms_of
 
-GROWTH = 10.0  # maximum norm of a trained block or adaptor, as a multiple of a new one's: others train after it
+GROWTH = 100.0  # maximum norm of a trained block or adaptor, as a multiple of a new one's: others train after it
 
 
 @payload
@@ -208,7 +208,7 @@ class FuseFL(Method):
         """A reply with a client's shapes but other values; its first block takes [] if sample shapes are unknown."""
         model = problem.model(client)
         blocks, classifier, k = cut(model, self.blocks, self.after), classifier_of(model), len(state.fused)
-        with untouched():
+        with seeded(problem.seed, "untrained", k):
             _, adaptor, takes = self.before(state.fused, problem.model, blocks, sample_shape(state, problem), "cpu")
         branch = FusedPart(Dense(state_of(adaptor) if adaptor else {}), Dense(blocks[k].state()), list(takes))
         last = Dense(state_of(classifier)) if k == len(blocks) - 1 else None
