@@ -16,6 +16,7 @@ from rich.text import Text
 from fewbytes.base.errors import FewbytesError, LikelyMistake, UserError, error_text, raised_at, visible
 from fewbytes.base.named import look_in
 from fewbytes.cli.after import attack, audit, export, inspect_file, probe, report, statement
+from fewbytes.cli.check import check
 from fewbytes.cli.codec import decode, encode
 from fewbytes.cli.federation import federation, node
 from fewbytes.cli.machines import deploy
@@ -31,7 +32,7 @@ app = typer.Typer(
 )
 for command in (
     *(methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor),
-    *(audit, statement),
+    *(audit, statement, check),
 ):
     app.command()(command)
 app.command("inspect")(inspect_file)

@@ -60,7 +60,7 @@ class Fleet:
     def __init__(
         self, superlink: str, ca: Path, key: Path, memory: Path, say: Callable[[str], None], stop: threading.Event
     ) -> None:
-        self._key = _private(key)
+        self._key = private_key(key)
         try:
             self._client = calls.connect(superlink, ca.read_bytes(), self._key)
         except (OSError, ValueError) as error:
@@ -255,7 +255,7 @@ class Fleet:
         raise Stopped
 
 
-def _private(key: Path) -> EllipticCurvePrivateKey:
+def private_key(key: Path) -> EllipticCurvePrivateKey:
     """A node's private key. Raises UserError for another file."""
     try:
         private = load_ssh_private_key(key.read_bytes(), None)

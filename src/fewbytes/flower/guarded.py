@@ -2,7 +2,7 @@
 
 `python -m fewbytes.flower.guarded superlink TOKEN LOCAL …` is `flower-superlink …` that serves other machines only what
 nodes need. It accepts long requests from registered nodes only, and commands only with the content of the file TOKEN;
-programs of its machine reach it at the address LOCAL.
+programs of its machine reach it at the address LOCAL. It answers questions of `fewbytes check` to registered nodes.
 `… guarded supernode …` is `flower-supernode …` that runs only the application installed with this package, whatever
 its SuperLink sends. Flower's own check (`--trusted-entities`) accepts only signatures of Flower's hub, over a network.
 """
@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fewbytes.flower.answering import Answering, body_length
 from fewbytes.flower.application import APPLICATION, is_installed
 from fewbytes.flower.long_polling import LongPolling
 
@@ -55,21 +55,12 @@ class Gate:
             if not _from_here(scope):
                 return 403, b"from the SuperLink's own machine only"
             return None if scope["path"].startswith(HERE) else (404, b"not found")
-        length = _length(scope)
+        length = body_length(scope)
         if length > NODES_BYTES:
             return 413, b"too long"
         if length > STRANGERS_BYTES and not await asyncio.to_thread(self.is_node, scope):
             return 401, b"from registered nodes only"
         return None
-
-
-def _length(scope: dict[str, Any]) -> float:
-    """The bytes of a request's body; infinite if not declared."""
-    headers = dict(scope["headers"])
-    if b"transfer-encoding" in headers:
-        return math.inf
-    given = headers.get(b"content-length", b"0")
-    return int(given) if given.isdigit() else math.inf
 
 
 def _from_here(scope: dict[str, Any]) -> bool:
@@ -97,7 +88,9 @@ def main() -> None:
         superlink.run_superlink(
             secret,
             local,
-            lambda app: Gate(LongPolling(app, requests), requests.FLEET, superlink.is_node),
+            lambda app: Answering(
+                Gate(LongPolling(app, requests), requests.FLEET, superlink.is_node), superlink.standing
+            ),
             lambda given: knows(token, given),
         )
     else:

@@ -30,8 +30,8 @@ def check_certificates(folder: Path, hosts: Sequence[str]) -> list[x509.GeneralN
         there = ", ".join(str(name.value) for name in names) or "no names"
         raise UserError(f"{folder / pem} covers {there}, not {', '.join(missing)}: request one for that name")
     chain, left = [server], list(others)
-    while not any(_issued_by(chain[-1], root) for root in roots):
-        issuer = next((each for each in left if _issued_by(chain[-1], each)), None)
+    while not any(issued_by(chain[-1], root) for root in roots):
+        issuer = next((each for each in left if issued_by(chain[-1], each)), None)
         if issuer is None:
             why = f"of {chain[-1].issuer.rfc4514_string()!r}, which is neither there nor in ca.crt"
             raise UserError(
@@ -105,7 +105,8 @@ def _covered(name: x509.GeneralName, names: Sequence[x509.GeneralName]) -> bool:
     return name.value.lower() in known or (bool(dot) and bool(first) and f"*.{rest}" in known)
 
 
-def _issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether one certificate has issued another."""
     try:
         certificate.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature):

@@ -76,7 +76,7 @@ class Processes:
         lasting: bool = True,
         certificates: Path | None = None,
     ) -> None:
-        host, port = _host_and_port(address)
+        host, port = host_and_port(address)
         self._host, self._port = host.strip("[]"), port or free_port(host.strip("[]"))
         self.address = f"{host}:{self._port}"
         self.folder, self._ports, self._any_app, self.resident = folder.absolute(), {self._port}, any_app, resident
@@ -302,7 +302,7 @@ class Processes:
         return cli.read_answer(self._commands.run(cli.in_json(command)))
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
+def host_and_port(address: str) -> tuple[str, int]:
     """The host, with its brackets, and the port of host:port. Raises UserError."""
     host, _, port = address.rpartition(":")
     bare = host.strip("[]")

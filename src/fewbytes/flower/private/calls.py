@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Context, Message, RecordDict
 from flwr.app.message import remove_content_from_message
@@ -35,6 +36,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -68,6 +70,13 @@ def connect(superlink: str, certificate: bytes, key: EllipticCurvePrivateKey) ->
         NodeAuthHttpInterceptor(key, key.public_key()),
     ]
     return FleetHttpClient.from_server_address(superlink, False, certificate, interceptors=signing)
+
+
+def sign(request: Any, key: EllipticCurvePrivateKey) -> None:
+    """Sign a request of httpx with a node's key, as requests to the Fleet API are."""
+    NodeAuthHttpInterceptor(key, key.public_key()).intercept(
+        ProtobufRequestContext("", Node(), request), lambda context: httpx.Response(200, request=context.request)
+    )
 
 
 def node_of(number: int) -> Node:

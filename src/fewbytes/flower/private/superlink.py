@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import HTTPException
 from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, NodeStatus
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.dependencies.linkstate import get_linkstate
@@ -20,6 +20,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 
 from fewbytes.flower import listening
+from fewbytes.flower.answering import KNOWN, REMOVED, UNKNOWN
 from fewbytes.flower.private import replaced
 
 START_SECONDS = 180
@@ -80,6 +81,23 @@ def be_patient() -> None:
 def is_node(scope: Mapping[str, Any]) -> bool:
     """Whether a request to the SuperLink is signed with the key of a registered node, by its headers alone."""
     request = Request({**scope, "state": {}})
+    key = _signer(request)
+    return key is not None and get_linkstate(request).get_node_id_by_public_key(key) is not None
+
+
+def standing(scope: Mapping[str, Any]) -> int:
+    """Whether a request is signed with a registered key (KNOWN), one that was removed (REMOVED), or neither (UNKNOWN).
+    Only the owner of a removed key learns that it was."""
+    if is_node(scope):
+        return KNOWN
+    request = Request({**scope, "state": {}})
+    key = _signer(request)
+    nodes = [] if key is None else get_linkstate(request).get_node_info(statuses=[NodeStatus.UNREGISTERED])
+    return REMOVED if any(node.public_key == key for node in nodes) else UNKNOWN
+
+
+def _signer(request: Request) -> bytes | None:
+    """The public key with which a request was signed within the last minutes, by its headers."""
     try:
         key = base64.b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         request.state.protobuf_request = ActivateNodeRequest(
@@ -87,5 +105,5 @@ def is_node(scope: Mapping[str, Any]) -> bool:
         )  # any message type that contains only the key
         authenticate_node(request)
     except (KeyError, ValueError, HTTPException):
-        return False
-    return get_linkstate(request).get_node_id_by_public_key(key) is not None
+        return None
+    return key

@@ -1,0 +1,36 @@
+"""Reads a site's own data before any run, as its node reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.named import only_allowed
+from fewbytes.experiments.loading import load
+from fewbytes.experiments.settings import make_experiment, read_experiment
+
+
+def read_site_data(place: str, node: Mapping[str, Any], config: Path | None) -> str:
+    """Words about the data at a place, which a node with this configuration (as of its node.toml) reads.
+
+    `config`: the config.toml of a run, whose settings of data are used (None: the defaults). Raises UserError if they
+    cannot be read, or if there is no training sample.
+    """
+    settings = {"method": "fedavg"} if config is None else read_experiment(config)
+    settings |= {"partition": "local", "clients": 1, "client_data": place, "newcomers": 0}
+    settings.pop("arrival", None)
+    given = str(node.get("allow") or os.environ.get("FEWBYTES_ALLOW", ""))
+    try:
+        with only_allowed(*(name.strip() for name in given.split(",")), place, anywhere=False):
+            experiment = make_experiment(settings)
+            mine = load(experiment.data, experiment.partition, experiment.model, (0,)).federated.clients[0]
+    except (UserError, OSError) as error:
+        raise UserError(
+            f"{place} cannot be read: {error if isinstance(error, UserError) else one_line(error)}"
+        ) from None
+    if not len(mine.train):
+        raise UserError(f"{place} has no training samples: put data there")
+    return f"{place} has {len(mine.train)} training and {len(mine.test)} test samples"
