@@ -45,9 +45,9 @@ def check(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.", min=0.1, max=600)] = 5.0,
     as_json: AsJson = False,
 ) -> None:
-    """Check a site, or the server, before any run: a line for each thing, with what to do. Exit code 1: one is wrong.
+    """Check a site, or the server, before any run: a line for each thing, and what to do. Exit code 1: one is wrong.
 
-    At a site: `fewbytes check server.example:9092 --node north`. At the server: `fewbytes check --federation federation`
+    At a site: `fewbytes check server.example:9092 --node north`. At the server: `fewbytes check --federation DIR`
     """
     at_server = [each for each in (federation, resume, address) if each is not None]
     if len(at_server) > 1:

@@ -28,9 +28,9 @@ def read_site_data(place: str, node: Mapping[str, Any], config: Path | None) -> 
             experiment = make_experiment(settings)
             mine = load(experiment.data, experiment.partition, experiment.model, (0,)).federated.clients[0]
     except (UserError, OSError) as error:
-        raise UserError(
-            f"{place} cannot be read: {error if isinstance(error, UserError) else one_line(error)}"
-        ) from None
+        why = str(error) if isinstance(error, UserError) else one_line(error)
+        how = "" if config is not None else "; it was read with the default settings, --config reads it as a run does"
+        raise UserError(f"{place} cannot be read: {why}{how}") from None
     if not len(mine.train):
         raise UserError(f"{place} has no training samples: put data there")
     return f"{place} has {len(mine.train)} training and {len(mine.test)} test samples"

@@ -138,21 +138,18 @@ class Site:
         raise FewbytesError(f"{off}; {most}: set the one that is wrong, and keep it right (NTP)")
 
     def _look_for_key(self) -> str:
-        if self._key is not None and self._answer.status == UNKNOWN:
+        key, status = self._about.key, self._answer.status
+        if status == KNOWN:
+            return "the server knows this node's key"
+        if status == UNKNOWN:
+            why = f"the server does not know the key {key}: it was never accepted, or removed before this run"
+            raise FewbytesError(f"{why}; have the server accept this node's request (`fewbytes federation join`)")
+        if status == REMOVED:
             raise FewbytesError(
-                f"the server does not know the key {self._about.key}: send it this node's request (`fewbytes federation "
-                "join`); after a new invitation, use the folder with the new key"
+                f"the server has removed the key {key} and refuses it for good: ask for a new invitation"
             )
-        if self._answer.status == REMOVED:
-            raise FewbytesError(
-                f"the key {self._about.key} was removed by the server, and is refused for good: ask for a new invitation"
-            )
-        if self._answer.status != KNOWN:
-            raise FewbytesError(
-                f"the server answers no check (HTTP status {self._answer.status}): it runs an older fewbytes, or was not "
-                "started by `fewbytes deploy`"
-            )
-        return "the server knows this node's key"
+        why = f"the server answers no check (HTTP status {status})"
+        raise FewbytesError(f"{why}: it runs an older fewbytes, or was not started by `fewbytes deploy`")
 
     def _ask(self) -> None:
         questions = self._questions()
@@ -173,7 +170,7 @@ class Site:
             up, down = questions.move()
         finally:
             questions.close()
-        return f"1 MB takes {up:.1f} s to the server and {down:.1f} s from it"
+        return f"1 MB takes {up:.2f} s to the server and {down:.2f} s from it"
 
 
 def compare_versions(here: Mapping[str, str], there: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,10 @@ NOT_BEYOND = (502, 503, 504)
 """Statuses of a proxy that does not reach the server."""
 EXPIRED, EARLY, OTHER_NAMES = 10, 9, (62, 64)
 """OpenSSL's reasons to refuse a certificate."""
+
+
+DER = 2
+"""What Python's own certificates call that form."""
 
 
 class Proxy(NamedTuple):
@@ -170,10 +174,11 @@ class Reaching:
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
         with tls.wrap_socket(self.connect(), server_hostname=self.host) as shown:
             first = shown.getpeercert(binary_form=True) or b""
-            chain: Callable[[], Any] | None = getattr(shown, "get_unverified_chain", None)  # from Python 3.13 on
-            if chain is None:
-                chain = getattr(getattr(shown, "_sslobj", None), "get_unverified_chain", lambda: [first])
-            found = [each if isinstance(each, bytes) else each.public_bytes(2) for each in chain() or [first]]
+            where: Any = shown if hasattr(shown, "get_unverified_chain") else getattr(shown, "_sslobj", None)
+            sent = (
+                where.get_unverified_chain() if hasattr(where, "get_unverified_chain") else None
+            )  # from Python 3.13 on
+            found = [each if isinstance(each, bytes) else each.public_bytes(DER) for each in sent or [first]]
         return [x509.load_der_x509_certificate(each) for each in found]
 
 
@@ -236,7 +241,8 @@ def _refused(
         return f"{why}, or its CA was made again; check the address, or ask for a new invitation"
     if len(chain) == 1 and not issued_by(first, first):
         remedy = "its operator appends that certificate to server.pem; if there is none, ca.crt is of another CA"
-        return f"an intermediate certificate is missing: it is issued by {issuer!r}, which the server does not send: {remedy}"
+        why = f"an intermediate certificate is missing: the server does not send the one of its issuer {issuer!r}"
+        return f"{why}; {remedy}"
     return f"its certificate is of the CA {issuer!r}, this node's ca.crt of {ours}: put the right ca.crt there"
 
 

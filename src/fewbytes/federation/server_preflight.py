@@ -130,10 +130,8 @@ class Server:
         if self.certificates is not None and self.certificates.exists():
             last = max(last, read_chain(self.certificates / "server.pem")[0].not_valid_before_utc)
         if (behind := (last - now).total_seconds()) > 60:
-            raise FewbytesError(
-                f"it is {now:%Y-%m-%d %H:%M} UTC by this machine's clock, {span(behind)} before what was done here last: "
-                "set it, and keep it right (NTP)"
-            )
+            why = f"by this machine's clock it is {now:%Y-%m-%d %H:%M} UTC, {span(behind)} before the last change here"
+            raise FewbytesError(f"{why}: set it, and keep it right (NTP)")
         return f"it is {now:%Y-%m-%d %H:%M:%S} UTC by this machine's clock"
 
 

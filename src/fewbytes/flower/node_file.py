@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
         config = dict(self.config)
         for key in ("folder", "client-data"):
             if key in config and (key == "folder" or (folder / str(config[key])).exists()):
-                config[key] = str(folder / str(config[key]))
+                config[key] = os.path.normpath(folder / str(config[key]))
         return NodeFile(self.superlink, str(folder / self.ca), str(folder / self.key), config)
 
     def text(self) -> str:
