@@ -23,7 +23,7 @@ STYLES = {"ok": "green", "wrong": "bold red", "not looked at": "yellow"}
 
 def check(
     server: Annotated[
-        str | None, typer.Argument(help="At a site: host:port of the server (default: as in node.toml).")
+        str | None, typer.Argument(help="At a site: the server (default: superlink in node.toml).", metavar="HOST:PORT")
     ] = None,
     node: Annotated[Path, typer.Option(help="At a site: the node's folder, or its file.", metavar="PATH")] = Path(
         "node.toml"
@@ -40,14 +40,17 @@ def check(
     address: Annotated[
         str | None, typer.Option(help="At the server: host:port where sites reach it.", metavar="HOST:PORT")
     ] = None,
-    listen: Annotated[str | None, typer.Option(help="At the server: host:port where it listens, if another.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="At the server: host:port where it listens, if another.", metavar="HOST:PORT")
+    ] = None,
     out: Annotated[Path, typer.Option(help="At the server: the folder to create run folders in.")] = Path("runs"),
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.", min=0.1, max=600)] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Check a site, or the server, before any run: a line for each thing, and what to do. Exit code 1: one is wrong.
 
-    At a site: `fewbytes check server.example:9092 --node north`. At the server: `fewbytes check --federation DIR`
+    At a site: `fewbytes check --node north` (HOST:PORT: the server that node.toml must name). At the server:
+    `fewbytes check --federation DIR`.
     """
     at_server = [each for each in (federation, resume, address) if each is not None]
     if len(at_server) > 1:
