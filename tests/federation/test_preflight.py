@@ -228,6 +228,14 @@ def test_a_broken_node_file_leaves_the_network_to_look_at(tmp_path):
     assert found["data"] == ("not looked at", "because of: node.toml")
 
 
+def test_data_beside_the_nodes_folder(tmp_path):
+    folder = site(tmp_path, f"127.0.0.1:{closed_port()}")
+    (tmp_path / "data").mkdir()
+    (folder / "data.csv").rename(tmp_path / "data" / "north.csv")
+    change(folder, '"data.csv"', '"../data"')
+    assert checked("--node", folder)[1]["data"][0] == "ok"
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
