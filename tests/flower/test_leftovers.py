@@ -19,9 +19,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: nothing to deploy", e
 from runs import until
 
 import fewbytes as fb
+from fewbytes.base.processes import Process, is_alive
 from fewbytes.experiments.deploy import Deployment, Nodes, places
 from fewbytes.experiments.settings import make_experiment
-from fewbytes.flower.children import Child, Process, end, is_alive, running, send
+from fewbytes.flower.children import Child, end, running, send
 from fewbytes.flower.private import programs
 from fewbytes.flower.processes import Processes
 

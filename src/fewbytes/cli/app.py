@@ -22,6 +22,7 @@ from fewbytes.cli.federation import federation, node
 from fewbytes.cli.machines import deploy
 from fewbytes.cli.more import doctor, new, reproduce
 from fewbytes.cli.runs import compare, methods, plan, run
+from fewbytes.cli.watching import status
 from fewbytes.experiments.display import console
 
 app = typer.Typer(
@@ -32,7 +33,7 @@ app = typer.Typer(
 )
 for command in (
     *(methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor),
-    *(audit, statement, check),
+    *(audit, statement, check, status),
 ):
     app.command()(command)
 app.command("inspect")(inspect_file)

@@ -70,6 +70,10 @@ class Sites(ABC):
         """A client's display name."""
         return f"client {client}"
 
+    def reaches(self, client: Id) -> bool:
+        """Whether the client was reachable when last looked."""
+        return True
+
     def arrivals(self, due: Sequence[Id]) -> tuple[list[Id], list[LeftOut]]:
         """Split due clients that have not joined yet: those that can take part, and the others with the reason."""
         return list(due), []

@@ -21,6 +21,7 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
+from fewbytes.base.processes import this_process
 from fewbytes.base.units import moved
 from fewbytes.core.policy import Policy
 from fewbytes.experiments.display import score_words
@@ -28,7 +29,6 @@ from fewbytes.experiments.groups import GROUPS
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
-from fewbytes.flower.children import this_process
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result

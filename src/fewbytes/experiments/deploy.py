@@ -19,6 +19,7 @@ from typing import Any
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import make_all_durable, open_plain, replacing
 from fewbytes.base.named import MODULES
+from fewbytes.base.processes import is_alive
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
 from fewbytes.experiments.membership import Membership
@@ -26,7 +27,7 @@ from fewbytes.experiments.settings import Experiment
 from fewbytes.federation.members import CERTIFICATES
 from fewbytes.flower.application import application_files
 from fewbytes.flower.certificates import expiry_note, write_certificates, write_node_key
-from fewbytes.flower.children import is_alive, send
+from fewbytes.flower.children import send
 from fewbytes.flower.private import cli, files, programs
 from fewbytes.flower.processes import Processes
 from fewbytes.running.checkpoint import Checkpoints

@@ -68,4 +68,4 @@ def run_with(run: Run) -> Result:
     if settings.engine != "local":
         raise UserError("use `fewbytes deploy` to start or resume a deployment")
 
-    return drive(run, lambda terms, origin: local_engine(terms, origin, settings.workers))
+    return drive(run, lambda terms, origin, _: local_engine(terms, origin, settings.workers))

@@ -347,5 +347,5 @@ def serve(
 def serve_run(grid: Grid, run: Run, names: Sequence[str] = (), exchange: Exchange | None = None) -> Result:
     """`serve` for a checked run. `exchange`: how messages are exchanged."""
     run.settings.check_on_flower()
-    how, watcher = exchange or Exchange(), run.settings.watcher
-    return drive(run, lambda terms, origin: grid_engine(grid, terms, origin, names, how, watcher))
+    how = exchange or Exchange()
+    return drive(run, lambda terms, origin, watcher: grid_engine(grid, terms, origin, names, how, watcher))

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.processes import Process, is_alive, started
 from fewbytes.flower.application import REQUIREMENT
 from fewbytes.flower.private.programs import ENVIRONMENT, HOME, last_words
 
 GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
-Process = tuple[int, str]
-"""Its id, and when it started (empty where there is no /proc): another that gets the id later is another."""
 
 
 class Child:
@@ -92,22 +91,6 @@ def end(ending: list[Child]) -> None:
         time.sleep(0.05)
 
 
-def this_process() -> Process:
-    """The calling process."""
-    return os.getpid(), _started(Path(f"/proc/{os.getpid()}/stat"))[0]
-
-
-def is_alive(process: Process) -> bool:
-    """Whether that very process runs; one that has ended and was not waited for does not."""
-    pid, started = process
-    if started:
-        return _started(Path(f"/proc/{pid}/stat"))[0] == started
-    with suppress(OSError):
-        os.kill(pid, 0)
-        return True
-    return False
-
-
 def send(process: Process, number: signal.Signals) -> None:
     """Send a signal to that very process, if it runs."""
     if is_alive(process):  # ids are assigned in turn, so none is reused before the next line
@@ -119,19 +102,10 @@ def running() -> dict[Process, int]:
     """Every running process, and its parent's id; nothing where there is no /proc."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        started, parent = _started(path)
-        if started:
-            found[int(path.parent.name), started] = parent
+        since, parent = started(path)
+        if since:
+            found[int(path.parent.name), since] = parent
     return found
-
-
-def _started(stat: Path) -> tuple[str, int]:
-    """From a process's stat file: its start in ticks since boot, and its parent's id; "" and 0 if it has ended."""
-    with suppress(OSError):
-        state, parent, *fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-        if state not in "ZX":
-            return fields[17], int(parent)
-    return "", 0
 
 
 def command_of(process: Process) -> list[str]:

@@ -20,17 +20,16 @@ from typing import Any, BinaryIO, NamedTuple
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import lock, private_folder
+from fewbytes.base.processes import Process, is_alive
 from fewbytes.flower import registration
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
 from fewbytes.flower.children import (
     Child,
-    Process,
     command_of,
     end,
     executable,
     family_of,
     free_port,
-    is_alive,
     is_loopback,
     listen,
     why_of,

@@ -48,6 +48,10 @@ class GridSites(Sites):
         """A client by number and registered name."""
         return self._nodes.called(client)
 
+    def reaches(self, client: Id) -> bool:
+        """Whether its node was connected at the last check."""
+        return self._transport.reaches(client)
+
     def gather(self, new: bool) -> None:
         """Wait for the clients that take part from the start or, if the run is not `new`, from the resumption."""
         wanted = set(self._roster.clients)
@@ -96,6 +100,8 @@ class GridSites(Sites):
         if tries > self._policy.retries:
             return False
         self._without_declined()
+        present = self._roster.clients
+        self._watcher.waiting(sum(map(self.reaches, present)), len(present))
         self._link.wait(min(2.0 ** (tries - 1), MOST_WAITING))
         self._nodes.refresh()
         return True

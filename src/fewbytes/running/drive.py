@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from fewbytes.models.files import save_model
 from fewbytes.running.folder import locked_folder
 from fewbytes.running.loop import Loop
 from fewbytes.running.promises.every import promises_of
+from fewbytes.running.promises.status import StatusFile
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
+from fewbytes.running.watcher import Watcher, together
 
-Connect = Callable[[Terms, Origin], AbstractContextManager[Engine]]
-"""Opens an engine for a run that begins there."""
+Connect = Callable[[Terms, Origin, Watcher], AbstractContextManager[Engine]]
+"""Opens an engine for a run that begins there, and that a watcher follows."""
 
 
 def drive(run: Run, connect: Connect) -> Result:
@@ -40,12 +42,18 @@ def drive(run: Run, connect: Connect) -> Result:
 
 def _drive(run: Run, folder: Path, connect: Connect) -> Result:
     method, task, settings = run.method, run.task, run.settings
-    loop = Loop(method, task, settings, folder, promises_of(run, folder))
+    status = StatusFile(folder, method, task.problem.objective.metrics)
+    if settings.out is not None:
+        settings = replace(settings, watcher=together([settings.watcher, status]))
+    loop = Loop(method, task, settings, folder, [*promises_of(replace(run, settings=settings), folder), status])
     for note in run.notes:
         settings.watcher.note(note)
     with locked_folder(folder):
         checkpoint = loop.begin()
-        with connect(run.terms(folder), loop.origin(checkpoint)) as engine:
+        with (
+            status.of_failure() if settings.out is not None else nullcontext(),
+            connect(run.terms(folder), loop.origin(checkpoint), settings.watcher) as engine,
+        ):
             open_device(task.problem.device)
             summary = loop.run(engine, checkpoint)
             model = method.global_model(loop.state, task.problem)
