@@ -51,6 +51,7 @@ from fewbytes.flower.fleet import Fleet
 from fewbytes.flower.link import Exchange
 from fewbytes.flower.private.supernode import retrying_more
 from fewbytes.flower.processes import Processes
+from fewbytes.running.node_status import NodeWatch
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
 
@@ -491,7 +492,7 @@ def reconnections(nodes: int) -> list[Figure]:
         write_node_key(folder, "a")
         write_certificates(folder / "certificates", [])
         ca, key = folder / "certificates" / "ca.crt", folder / "a"
-        fleet = Fleet("127.0.0.1:1", ca, key, folder / "number", lambda _: None, threading.Event())
+        fleet = Fleet("127.0.0.1:1", ca, key, lambda _: None, NodeWatch("north", "127.0.0.1:1"), threading.Event())
         with proxy.unplugged():
             waiting = [threading.Thread(target=node, daemon=True) for _ in range(nodes)]
             for thread in waiting:

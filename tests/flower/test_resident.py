@@ -25,6 +25,7 @@ from fewbytes.flower.fleet import Fleet, Stopped
 from fewbytes.flower.messages import write_content
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.resident import serve
+from fewbytes.running.node_status import NodeWatch
 
 ABOUT = NodeFile("127.0.0.1:1", "certificates/ca.crt", "keys/a", {"partition-id": 0, "tell": "sizes"})
 
@@ -41,7 +42,9 @@ def folder(tmp_path) -> Path:
 def fleet(folder: Path, said: list[str] | None = None, stop: threading.Event | None = None) -> Fleet:
     say = [].append if said is None else said.append
     key = folder / ABOUT.key
-    return Fleet(ABOUT.superlink, folder / ABOUT.ca, key, folder / "number", say, stop or threading.Event())
+    return Fleet(
+        ABOUT.superlink, folder / ABOUT.ca, key, say, NodeWatch("north", ABOUT.superlink), stop or threading.Event()
+    )
 
 
 def test_a_nodes_file_is_read_as_it_was_written(folder):
@@ -161,7 +164,7 @@ def test_a_node_whose_folder_is_not_writable_says_so_before_it_connects(folder):
     config = {"partition-id": 0, "folder": str(folder / "file" / "runs")}
     about = NodeFile(ABOUT.superlink, str(folder / ABOUT.ca), str(folder / ABOUT.key), config)
     with pytest.raises(fb.UserError, match=r"file/runs: cannot write there: Not a directory"):
-        serve([("a", about)], app.client)
+        serve([(about, NodeWatch("a", about.superlink))], app.client)
 
 
 def test_a_failed_order_is_no_success(tmp_path):

@@ -15,6 +15,7 @@ from fewbytes.cli.shared import (
     AsJson,
     FromRound,
     MethodName,
+    Monitor,
     Out,
     Watch,
     naming,
@@ -48,6 +49,7 @@ def deploy(
     allow: Allow = None,
     show: Annotated[bool, typer.Option("--print", help="Write the files and print the commands only.")] = False,
     watch: Watch = None,
+    monitor: Monitor = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one method on Flower's SuperLink and nodes over TLS, on this machine or on a list of hosts.
@@ -68,11 +70,13 @@ def deploy(
     from fewbytes.experiments.prepared import PreparedRun
     from fewbytes.experiments.run_folders import again_from, new_folder, resumed, unless_refused
     from fewbytes.experiments.settings import make_experiment
+    from fewbytes.federation.endpoint import of_run, serving
     from fewbytes.federation.members import read as read_federation
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
     from fewbytes.running.watcher import together
 
+    os.environ.pop("FEWBYTES_MONITOR", None)  # it is this process's, not that of the nodes which it starts
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if from_round is not None and resume is None:
         raise UserError("--from-round needs the run to go back in: add --resume RUN")
@@ -114,7 +118,8 @@ def deploy(
                 with Display(job.method.method_name, folder, command, job.method.promises.headline) as display:
                     for text in notes:
                         display.note(text)
-                    deployment.execute(together([display, *watchers]), display.note)
+                    with serving(monitor, of_run(folder)):
+                        deployment.execute(together([display, *watchers]), display.note)
     if show:
         printed.print(deployment.commands(), soft_wrap=True)
     else:
@@ -130,14 +135,17 @@ def be_nodes(
             metavar="CONFIG",
         ),
     ] = None,
+    monitor: Monitor = None,
 ) -> None:
     """Start the node of one or more clients of a deployment; it loads code and data once and stays up."""
     from fewbytes.flower.private import programs
 
     os.environ.update({**programs.ENVIRONMENT, **os.environ})  # Flower reads it at import
     from fewbytes.experiments.app import client
+    from fewbytes.federation.endpoint import serving
     from fewbytes.flower.node_file import NodeFile
     from fewbytes.flower.resident import serve
+    from fewbytes.running.node_status import NodeWatch
 
     paths = [path.absolute() for path in files]
     if len(set(paths)) < len(paths):
@@ -152,4 +160,6 @@ def be_nodes(
                 printed.print(f"{name}: {line}", soft_wrap=True, markup=False)
         return
     os.chdir(paths[0].parent)
-    serve(nodes, client)
+    watched = [(about, NodeWatch(name, about.superlink)) for name, about in nodes]
+    with serving(monitor, lambda: [watch.read() for _, watch in watched]):
+        serve(watched, client)

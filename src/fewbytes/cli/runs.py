@@ -16,6 +16,7 @@ from fewbytes.cli.shared import (
     AsJson,
     FromRound,
     MethodName,
+    Monitor,
     Out,
     Watch,
     method_names,
@@ -38,6 +39,7 @@ def run(
     from_round: FromRound = None,
     allow: Allow = None,
     watch: Watch = None,
+    monitor: Monitor = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one method; writes a run folder with the result, the ledger, the models and a report.
@@ -46,6 +48,7 @@ def run(
     """
     from fewbytes.experiments.prepared import PreparedRun
     from fewbytes.experiments.run_folders import new_folder, resumed, unless_refused
+    from fewbytes.federation.endpoint import of_run, serving
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
 
@@ -60,7 +63,8 @@ def run(
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
-            result = job.execute(folder, resume is not None, watchers=watchers, from_round=from_round)
+            with serving(monitor, of_run(folder)):
+                result = job.execute(folder, resume is not None, watchers=watchers, from_round=from_round)
     print_results(folder, result, as_json)
 
 

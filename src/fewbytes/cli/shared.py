@@ -39,6 +39,15 @@ Watch = Annotated[
         metavar="NAME[:PLACE]",
     ),
 ]
+Monitor = Annotated[
+    str | None,
+    typer.Option(
+        help="Serve metrics for Prometheus, a health check and the status there; without HOST, on this machine alone.",
+        metavar="[HOST:]PORT",
+        envvar="FEWBYTES_MONITOR",
+        show_envvar=False,
+    ),
+]
 FromRound = Annotated[
     int | None, typer.Option(metavar="ROUND", help="With --resume: continue after this earlier round.", min=0)
 ]

@@ -14,7 +14,7 @@ from fewbytes.experiments.display import printed
 def status(
     run: Annotated[
         str | None,
-        typer.Argument(help="A run's folder, or http://HOST:PORT of a metrics endpoint (default: the newest run)."),
+        typer.Argument(help="A run's folder, or http://HOST:PORT of a monitoring endpoint (default: the newest run)."),
     ] = None,
     out: Out = Path("runs"),
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""The status of runs and nodes in words, from a run's folder or from a metrics endpoint. Needs no torch."""
+"""The status of runs and nodes in words, from a run's folder or from a monitoring endpoint. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = 20  # sites, above which only the absent ones are listed
 
 
 def of_url(url: str) -> Status | list[NodeStatus]:
-    """The status of the run, or of the nodes, whose metrics endpoint is at http://HOST:PORT. Raises UserError."""
+    """The status of the run, or of the nodes, whose monitoring endpoint is at http://HOST:PORT. Raises UserError."""
     place = urllib.parse.urlsplit(url)
     here = place.hostname in ("localhost", "127.0.0.1", "::1", "0.0.0.0")
     ways = [urllib.request.ProxyHandler({})] if here else []  # a proxy's loopback is not this machine's
@@ -35,11 +35,11 @@ def of_url(url: str) -> Status | list[NodeStatus]:
         raise UserError(f"{url}: {why or f'HTTP status {error.code}'}") from None
     except (OSError, ValueError) as error:
         why = cleaned(str(getattr(error, "reason", error)))
-        raise UserError(f"{url} does not answer: {why}; is `--metrics` given there, with this address?") from None
+        raise UserError(f"{url} does not answer: {why}; is `--monitor` given there, with this address?") from None
     try:
         return msgspec.json.decode(text, type=Status | list[NodeStatus])
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise UserError(f"{url} is no metrics endpoint of fewbytes") from None
+        raise UserError(f"{url} is no monitoring endpoint of fewbytes") from None
 
 
 def trouble(status: Status | Sequence[NodeStatus]) -> str:

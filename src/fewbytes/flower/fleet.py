@@ -20,6 +20,7 @@ from flwr.app import Context, Message
 from fewbytes.base.errors import FewbytesError, UserError, cleaned, one_line
 from fewbytes.base.files import replacing
 from fewbytes.flower.private import calls
+from fewbytes.running.node_status import NodeWatch
 
 ALIVE_SECONDS = 30.0  # between heartbeats; Flower considers a node gone after twice as long without one
 FASTEST, SLOWEST = 0.1, 4.0  # seconds between polls for a message: 4 s take 300 B/s with the heartbeats
@@ -52,25 +53,26 @@ class Fleet:
     """A registered node's connection to its SuperLink. It waits, retries and continues where it was; `stop` ends any
     wait with Stopped.
 
-    `superlink`: host:port; `ca`: its CA certificate; `key`: the file of the node's private key; `memory`: a file that
-    keeps the node's number, to reconnect at once; `say`: is called with a line about what it waits for. Raises
-    UserError for an unreadable key or certificate.
+    `superlink`: host:port; `ca`: its CA certificate; `key`: the file of the node's private key, beside which another
+    keeps the node's number, to reconnect at once; `say`: is called with a line about what it waits for; `watch`: keeps
+    the node's status. Raises UserError for an unreadable key or certificate.
     """
 
     def __init__(
-        self, superlink: str, ca: Path, key: Path, memory: Path, say: Callable[[str], None], stop: threading.Event
+        self, superlink: str, ca: Path, key: Path, say: Callable[[str], None], watch: NodeWatch, stop: threading.Event
     ) -> None:
         self._key = private_key(key)
         try:
-            self._client = calls.connect(superlink, ca.read_bytes(), self._key)
+            self._client = calls.connect(superlink, ca.read_bytes(), self._key, watch.moved)
         except (OSError, ValueError) as error:
             raise UserError(f"{ca}: not the certificate of a SuperLink: {one_line(error)}") from None
         self._answered = False  # whether the SuperLink has ever answered
         self._told: set[str] = set()  # why it waits, each reason once until the SuperLink answers again
-        self._superlink, self._memory, self._say, self._stop = superlink, memory, say, stop
+        self._superlink, self._say, self._watch, self._stop = superlink, say, watch, stop
+        self._memory = key.with_name(f"{key.name}.number")
         self._node: Any = None
         with suppress(OSError, ValueError):
-            self._node = calls.node_of(int(memory.read_text()))
+            self._node = calls.node_of(int(self._memory.read_text()))
         self._runs: dict[int, tuple[Any, bytes]] = {}
         self._signs: threading.Thread | None = None
 
@@ -93,11 +95,13 @@ class Fleet:
                 if self._node is not None:  # this SuperLink has not assigned that number
                     self._node = None
                     continue
+                self._watch.cut_off(str(refused))
                 if str(refused) not in printed:
                     self._say(f"waiting: the SuperLink at {self._superlink} does not accept this node yet: {refused}")
                 printed.add(str(refused))
             self.wait(wait)
             wait = min(2 * wait, SLOWEST)
+        self._watch.connected()
         self._say(f"connected to {self._superlink}")
         if self._signs is None:
             self._signs = threading.Thread(target=self._stay_alive, daemon=True)
@@ -229,6 +233,7 @@ class Fleet:
                 self._answered = True
                 if self._told:
                     self._told.clear()
+                    self._watch.connected()
                     self._say(f"contact with the SuperLink at {self._superlink} restored: it answers again")
                 return answer
             except httpx.HTTPStatusError as error:
@@ -248,6 +253,7 @@ class Fleet:
                     why = f"its certificate no longer matches ca in this node's file: {why}"
             if why not in self._told and time.monotonic() - since + wait > SLOWEST / 2:
                 after = "retrying. If the run has finished, press Ctrl-C"
+                self._watch.cut_off(f"it does not answer ({why})")
                 self._say(f"waiting: the SuperLink at {self._superlink} does not answer ({why}); {after}")
                 self._told.add(why)
             self.wait(wait * random.uniform(0.5, 1.5))  # so that nodes do not all reconnect at once

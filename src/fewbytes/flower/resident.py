@@ -25,27 +25,29 @@ from fewbytes.base.files import check_writable
 from fewbytes.flower.application import is_installed
 from fewbytes.flower.apps import failure, node_folder
 from fewbytes.flower.fleet import Fleet, Refused, RunOver, Stopped
+from fewbytes.flower.gate import DECLINED
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.private.errors import APP_RAISED, APP_REFUSED
 from fewbytes.flower.private.programs import LOGGER
+from fewbytes.running.node_status import NodeWatch
 
 LEAVE_SECONDS = 2.0  # for nodes to disconnect at the end
 AGAIN_SECONDS = 1.0  # before connecting again to a SuperLink that has refused a request
 
 
-def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
-    """Run the nodes of these files, by name, until SIGTERM or SIGINT.
+def serve(files: Sequence[tuple[NodeFile, NodeWatch]], app: ClientApp) -> None:
+    """Run the nodes of these files until SIGTERM or SIGINT; each watch has the node's name, and keeps its status.
 
     Raises UserError for an unreadable key or certificate, for a folder that is not writable, and for a SuperLink that
     does not match the certificate.
     """
-    for _, about in files:
+    for about, _ in files:
         check_writable(node_folder(about.config))
     logging.getLogger(LOGGER).setLevel(logging.ERROR)
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     worker = ThreadPoolExecutor(1)  # torch's number of threads, on which results depend, is set per thread
-    nodes = [_Resident(name, about, app, worker, stop) for name, about in files]
+    nodes = [_Resident(about, watch, app, worker, stop) for about, watch in files]
     try:
         for node in nodes:
             node.start()
@@ -73,12 +75,11 @@ class _Resident(threading.Thread):
     """One node; `failed`: the error that ended it."""
 
     def __init__(
-        self, name: str, about: NodeFile, app: ClientApp, worker: ThreadPoolExecutor, stop: threading.Event
+        self, about: NodeFile, watch: NodeWatch, app: ClientApp, worker: ThreadPoolExecutor, stop: threading.Event
     ) -> None:
         super().__init__(daemon=True)
-        self.about, self._label, self._app, self._worker = about, name, app, worker
-        key = Path(about.key)
-        self.fleet = Fleet(about.superlink, Path(about.ca), key, key.with_name(f"{key.name}.number"), self._say, stop)
+        self.about, self._watch, self._app, self._worker = about, watch, app, worker
+        self.fleet = Fleet(about.superlink, Path(about.ca), Path(about.key), self._say, watch, stop)
         self.failed: FewbytesError | None = None
 
     def run(self) -> None:
@@ -111,7 +112,9 @@ class _Resident(threading.Thread):
             self.fleet.confirm(message)
             return
         sent, what = time.monotonic() - started - seconds, f"round {asked.group_id or 0}: {asked.message_type}"
-        if why := failure(reply):
+        why, trains = failure(reply), asked.message_type.startswith("train")
+        self._watch.answered(asked.run_id, seconds if trains else 0.0, why.startswith(DECLINED), bool(why))
+        if why:
             self._say(f"{what} failed: {why}")
         else:
             self._say(f"{what} took {seconds:.2f} s, its reply {sent:.2f} s")
@@ -132,4 +135,4 @@ class _Resident(threading.Thread):
             return Message(Error(APP_RAISED, one_line(error, 300)), reply_to=message)
 
     def _say(self, what: str) -> None:
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self._label}: {visible(what)}", flush=True)
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self._watch.name}: {visible(what)}", flush=True)

@@ -45,7 +45,8 @@ class NodeWatch:
     """Keeps a node's status, from any of its threads."""
 
     def __init__(self, name: str, superlink: str) -> None:
-        self._status, self._lock, self._runs = NodeStatus(name, superlink), threading.Lock(), set[int]()
+        self.name, self._status = name, NodeStatus(name, superlink)
+        self._lock, self._runs = threading.Lock(), set[int]()
 
     def read(self) -> NodeStatus:
         """The status now."""

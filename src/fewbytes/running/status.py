@@ -33,7 +33,7 @@ class Status(msgspec.Struct):
     it. `round`: the last finished one of `rounds`. `cohort`: number of clients that took part in it. Bytes are those of
     the run so far. `seconds`: of the last round; `usual_seconds`: the median of recent rounds. `absences`, `errors`:
     number of rounds that clients missed, and of replies that failed or were rejected. `score` is of `metric` and
-    `kind`, and is a `share` (0 to 1) or not. `began`, `written`: in seconds since 1970. `host`, `process`: where the
+    `kind`, and is a `share` (0 to 1) or not. `written`: in seconds since 1970. `host`, `process`: where the
     run's process is or was.
     """
 
@@ -54,7 +54,6 @@ class Status(msgspec.Struct):
     kind: str = ""
     score: float | None = None
     share: bool = True
-    began: float = 0.0
     written: float = 0.0
     host: str = msgspec.field(default_factory=platform.node)
     process: Process = msgspec.field(default_factory=this_process)

@@ -60,14 +60,31 @@ class Reply(NamedTuple):
     objects: Mapping[str, Any]
 
 
-def connect(superlink: str, certificate: bytes, key: EllipticCurvePrivateKey) -> FleetHttpClient:
+class _Counting:
+    """Calls `moved` with the bytes of each request that is answered, and of its answer."""
+
+    def __init__(self, moved: Callable[[int, int], None]) -> None:
+        self._moved = moved
+
+    def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
+        """Send a request."""
+        response = call_next(context)
+        self._moved(*(int(each.headers.get("content-length", 0)) for each in (context.request, response)))
+        return response
+
+
+def connect(
+    superlink: str, certificate: bytes, key: EllipticCurvePrivateKey, moved: Callable[[int, int], None]
+) -> FleetHttpClient:
     """A client of the SuperLink at host:port, whose requests are signed with a node's key; nothing is sent yet.
+    `moved`: is called with the bytes of each request and its answer.
 
     Raises OSError or ValueError for what is no certificate.
     """
     signing: list[Any] = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),
+        _Counting(moved),
     ]
     return FleetHttpClient.from_server_address(superlink, False, certificate, interceptors=signing)
 

@@ -31,7 +31,7 @@ class StatusFile(Promise, Recorder):
     def __init__(self, folder: Path, method: Method, metrics: Sequence[Metric]) -> None:
         self._folder, self._headline = folder, method.promises.headline
         self._metrics = {metric.name: metric for metric in metrics}
-        self.status = Status(folder.absolute().name, method.method_name, began=time.time())
+        self.status = Status(folder.absolute().name, method.method_name)
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._sites: dict[Id, Site] = {}
         self._engine: Engine | None = None
