@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
@@ -72,6 +74,7 @@ def deploy(
     from fewbytes.experiments.settings import make_experiment
     from fewbytes.federation.endpoint import of_run, serving
     from fewbytes.federation.members import read as read_federation
+    from fewbytes.flower.dated_lines import DatedLines
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
     from fewbytes.running.watcher import together
@@ -80,7 +83,12 @@ def deploy(
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if from_round is not None and resume is None:
         raise UserError("--from-round needs the run to go back in: add --resume RUN")
-    with standard_output_for(as_json), naming(allow, resume):
+    by_hand = sys.stderr.isatty()
+    with (
+        nullcontext() if by_hand else redirect_stderr(cast(TextIO, DatedLines(sys.stderr))),
+        standard_output_for(as_json),
+        naming(allow, resume),
+    ):
         unbegun = None if resume is None or from_round is not None else not_begun(resume)
         if resume is not None:
             settings = resumed(resume, settings, from_round) if unbegun is None else again_from(unbegun, settings)
@@ -143,6 +151,7 @@ def be_nodes(
     os.environ.update({**programs.ENVIRONMENT, **os.environ})  # Flower reads it at import
     from fewbytes.experiments.app import client
     from fewbytes.federation.endpoint import serving
+    from fewbytes.flower.dated_lines import DatedLines
     from fewbytes.flower.node_file import NodeFile
     from fewbytes.flower.resident import serve
     from fewbytes.running.node_status import NodeWatch
@@ -161,5 +170,9 @@ def be_nodes(
         return
     os.chdir(paths[0].parent)
     watched = [(about, NodeWatch(name, about.superlink)) for name, about in nodes]
-    with serving(monitor, lambda: [watch.read() for _, watch in watched]):
+    with (
+        serving(monitor, lambda: [watch.read() for _, watch in watched]),
+        redirect_stdout(cast(TextIO, DatedLines(sys.stdout))),
+        redirect_stderr(cast(TextIO, DatedLines(sys.stderr))),
+    ):
         serve(watched, client)

@@ -19,7 +19,7 @@ def status(
     out: Out = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Print the status of a run, while it goes on or after: rounds, sites, bytes, time left. Exit code 1: it stopped.
+    """Print the status of a run, during it or after it: rounds, sites, bytes, time left. Exit code 1: it stopped.
 
     Example: `fewbytes status`
     """

@@ -35,7 +35,7 @@ def _score(run: Status) -> Iterable[Sample]:
 
 
 RUN = {
-    "fewbytes_running": Family("1 while the run goes on, else 0", _one(lambda r: r.state in ("running", "waiting"))),
+    "fewbytes_running": Family("1 until the run ends, then 0", _one(lambda r: r.state in ("running", "waiting"))),
     "fewbytes_rounds_done": Family("rounds finished", _one(lambda r: r.round)),
     "fewbytes_rounds_planned": Family("rounds in all", _one(lambda r: r.rounds)),
     "fewbytes_cohort_clients": Family("clients that took part in the last round", _one(lambda r: r.cohort)),

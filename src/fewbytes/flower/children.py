@@ -20,27 +20,28 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.base.processes import Process, is_alive, started
 from fewbytes.flower.application import REQUIREMENT
+from fewbytes.flower.dated_lines import LogFile
 from fewbytes.flower.private.programs import ENVIRONMENT, HOME, last_words
 
 GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
 
 
 class Child:
-    """A lasting process that appends to its log."""
+    """A lasting process whose lines go to its log."""
 
     def __init__(
         self, command: Sequence[str], home: Path, log: Path, variables: Mapping[str, str] = ENVIRONMENT
     ) -> None:
         self.log = log
-        with open(log, "ab") as file:
-            self._from = file.tell()
-            self.process = start(command, home, file, subprocess.STDOUT, variables=variables)
+        self.process = start(command, home, subprocess.PIPE, subprocess.STDOUT, variables=variables)
+        assert self.process.stdout is not None
+        self._lines = LogFile(log, self.process.stdout)
 
     def reason(self) -> str:
-        """Why it ended: the signal, or what its log says last."""
+        """Why it ended: the signal, or what it printed last."""
         if (self.process.returncode or 0) < 0:
             return f"killed by {signal.Signals(-self.process.returncode).name}"
-        return last_words(self.log.read_bytes()[self._from :][-(1 << 16) :])
+        return last_words(self._lines.tail())
 
 
 def start(

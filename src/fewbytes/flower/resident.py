@@ -135,4 +135,4 @@ class _Resident(threading.Thread):
             return Message(Error(APP_RAISED, one_line(error, 300)), reply_to=message)
 
     def _say(self, what: str) -> None:
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self._watch.name}: {visible(what)}", flush=True)
+        print(f"{self._watch.name}: {visible(what)}", flush=True)
