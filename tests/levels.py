@@ -74,6 +74,7 @@ SLOW = {
     "process/test_kill.py": "kill -9 at every stage",
     "process/test_language_model_example.py": "an example in Flower's simulation",
     "process/test_notebooks.py::test_a_notebook_runs": "every tutorial",
+    "process/test_operators.py": "deployments of three sites, watched",
     "process/test_own_transport.py": "a server and clients over HTTP",
     "process/test_preflight_deployed.py": "a SuperLink, and a process for each broken set-up",
     "process/test_resident_nodes.py": "nodes that outlive their servers",

@@ -119,6 +119,7 @@ class Done(msgspec.Struct, array_like=True):
     first: bytes = b""  # digest of the weights that the client's model starts from, where the server needs it
     spent: tuple[float, float | None] | None = None  # epsilon spent by other runs, and the limit for all runs
     declined: bool = False  # whether `error` is a refusal by the site's policy
+    versions: dict[str, str] = {}  # of the node's software, where they differ from the server's
 
 
 class Handlers:

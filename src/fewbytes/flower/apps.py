@@ -42,6 +42,7 @@ from fewbytes.flower.logged import Logged
 from fewbytes.flower.messages import decoded, read_content, sealed, split_frames, write_content
 from fewbytes.flower.network import grid_engine
 from fewbytes.flower.node import DIFFERENT, TELL, Node, Order, encoded
+from fewbytes.flower.versions import differing, refusal, unpacked
 from fewbytes.running.drive import drive
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
@@ -139,8 +140,12 @@ def make_client_app(
             return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
         text, frame = read_content(message.content, frame_folder)
         order = decoded(text, Order)
+        kind = message.metadata.message_type
         try:
-            done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
+            if kind == "query.data" and (why := refusal(unpacked(frame))):  # before what other versions may change
+                done, reply = Done(order.job.number, error=why), b""
+            else:
+                done, reply = _served(order, frame, kind, context, find, folder, frame_folder)
         except Exception as error:  # Flower would send the server paths and lines
             done, reply = _public(unable(order.job, error)), b""
         answer = encoded(done)
@@ -190,6 +195,7 @@ def _served(
     with nullcontext() if allowed is None else only_allowed(*allowed, anywhere=False):
         if kind == "query.data":
             done = node.sample_counts(order, str(context.node_config.get("tell", TELL[0])))
+            done = done if done.error else msgspec.structs.replace(done, versions=differing(unpacked(frame)))
             return node.recorded(order, [], _public(done), b"")
         if kind == "query.save":
             return _public(node.save_model(order, msgspec.json.decode(frame, type=dict[str, Any]))), b""

@@ -26,6 +26,7 @@ from fewbytes.engines.results import attempt
 from fewbytes.engines.store import ClientStore
 from fewbytes.flower.allowance import Allowance, Allows
 from fewbytes.flower.gate import DECLINED, Gate, say
+from fewbytes.flower.versions import series
 from fewbytes.methods import registered
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire.frame import FORMAT, Parsed, digest_of
@@ -83,7 +84,7 @@ class StoredReply(msgspec.Struct, array_like=True):
 def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
     """What a server and a client's node must have in common to understand each other, with readable names."""
     return {
-        "fewbytes version": VERSION.rpartition(".")[0],
+        "fewbytes version": series(VERSION),
         "frame format": str(FORMAT),
         "method": repr(method),
         "model (names, types and shapes of its entries)": task.problem.layout(client).hash.hex(),
@@ -318,6 +319,7 @@ def beside(done: Done) -> list[str]:
     there += [f"scores: {name}" for name in done.scores]
     if done.sample_counts is not None and done.sample_counts[0] is not None:
         there.append("numbers of samples" + ("" if isinstance(done.sample_counts[0], int) else " by class"))
+    there += ["versions of its software"] if done.versions else []
     return there + (["an error's text"] if done.error else [])
 
 

@@ -81,6 +81,7 @@ class _Resident(threading.Thread):
         self.about, self._watch, self._app, self._worker = about, watch, app, worker
         self.fleet = Fleet(about.superlink, Path(about.ca), Path(about.key), self._say, watch, stop)
         self.failed: FewbytesError | None = None
+        self._refused = ""  # why the server's last question was not answered
 
     def run(self) -> None:
         """Answer messages until the node is stopped."""
@@ -115,7 +116,9 @@ class _Resident(threading.Thread):
         why, trains = failure(reply), asked.message_type.startswith("train")
         self._watch.answered(asked.run_id, seconds if trains else 0.0, why.startswith(DECLINED), bool(why))
         if why:
-            self._say(f"{what} failed: {why}")
+            if why != self._refused:  # the server asks again before each round
+                self._say(f"{what} failed: {why}")
+            self._refused = "" if trains else why
         else:
             self._say(f"{what} took {seconds:.2f} s, its reply {sent:.2f} s")
 

@@ -25,6 +25,7 @@ from fewbytes.flower.link import Link
 from fewbytes.flower.node import DATA
 from fewbytes.flower.nodes import Nodes
 from fewbytes.flower.transport import GridTransport
+from fewbytes.flower.versions import differences, packed
 from fewbytes.running.watcher import Watcher
 
 MOST_WAITING = 300.0  # seconds between tries of a round that too few answered
@@ -40,6 +41,7 @@ class GridSites(Sites):
         self._link, self._nodes, self._transport, self._dispatcher = link, nodes, transport, dispatcher
         self._roster, self._unable, self._watcher = dispatcher.roster, dispatcher.roster.unable, watcher
         self._firsts, self._agreed = Firsts(self._problem), set[Id]()
+        self._differ: dict[Id, str] = {}  # versions of clients' nodes that are not the server's
         self._declined = set[Id]()  # clients that are not asked, as their sites have declined
         nodes.on_stranger = watcher.note
         dispatcher.on_awaited = lambda clients: watcher.awaited([nodes.called(i) for i in clients])
@@ -159,12 +161,16 @@ class GridSites(Sites):
         data, real = self._terms.task.data.clients, self._link.exchange.frame_folder is None
         asked = [i for i in clients if i not in self._agreed and (real or not len(data[i].train))]
         able = [i for i in clients if i not in asked]
-        for client, answer in self._dispatcher.ask(DATA, asked, t=0):
+        for client, answer in self._dispatcher.ask(DATA, asked, t=0, frame=packed() if real else b""):
             if answer.done.error or answer.different:
                 self._pass_over(client, f"it {answer.why}" if answer.different else cleaned(answer.done.error, 1000))
                 continue
             self._unable.pop(client, None)
             self._agreed.add(client)
+            if (others := differences(answer.done.versions)) != self._differ.get(client, ""):
+                self._differ[client] = others
+                if others:
+                    self._watcher.note(f"{self.called(client)} has other versions, which may change results: {others}")
             if answer.done.first != self._firsts.of(client).digest:
                 self._roster.other_firsts.add(client)
             able.append(client)
