@@ -19,7 +19,7 @@ from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CHANGED = ("CHANGELOG.md", "CITATION.cff", "pyproject.toml")
+CHANGED = ("CHANGELOG.md", "CITATION.cff", "pyproject.toml", "examples/09_containers/Dockerfile")
 
 
 def git(*arguments: str) -> str:
@@ -53,7 +53,10 @@ def edits(version: str, today: str) -> dict[str, Callable[[str], str]]:
     def project(text: str) -> str:
         return substituted(text, r'^version = ".*"$', f'version = "{version}"', "pyproject.toml")
 
-    return dict(zip(CHANGED, (changelog, citation, project), strict=True))
+    def image(text: str) -> str:
+        return substituted(text, r'(?<=\]==)[^"]*(?="$)', version, "Dockerfile")
+
+    return dict(zip(CHANGED, (changelog, citation, project, image), strict=True))
 
 
 def main() -> None:

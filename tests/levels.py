@@ -57,6 +57,7 @@ SLOW = {
     "process/test_adapters_example.py": "an example of minutes",
     "process/test_chaos.py": "deployments over links that fail",
     "process/test_cluster.py": "Ray on two hosts",
+    "process/test_containers.py::test_the_steps": "an image's steps, and a deployment in it",
     "process/test_deployment.py::test_a_node_runs_the_installed": "deployments with bundles of strangers",
     "process/test_deployment.py::test_nothing_is_left": "deployments that are left",
     "process/test_deployment.py::test_nodes_reach": "SuperLinks at five kinds of addresses",

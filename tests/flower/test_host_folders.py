@@ -75,11 +75,11 @@ def test_where_a_server_listens():
 
 def test_a_container_and_a_service_run_as_no_root_with_flower(tmp_path):
     folder = prepared(tmp_path) / "nodes" / "north"
-    container, unit = (folder / "Containerfile").read_text(), (folder / "fewbytes-north.service").read_text()
-    installed = re.search(r'pip install [^"]*"([^"]+)"', container)[1]
+    container, unit = (folder / "Dockerfile").read_text(), (folder / "fewbytes-north.service").read_text()
+    installed = re.search(r'pip install [^"\n]*"([^"]+)"', container)[1]
     wanted = Requirement(installed)
     assert wanted.name == "fewbytes"
-    assert wanted.extras == {"flower"}
+    assert wanted.extras == {"flower", "monitor"}
     assert wanted.specifier.contains(version("fewbytes"), prereleases=True)
     lines = container.splitlines()
     assert lines.index("USER 10001") < lines.index('CMD ["sh", "start.sh"]')

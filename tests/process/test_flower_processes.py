@@ -113,7 +113,7 @@ def test_deploy_prepares_other_hosts(kind, tmp_path):
         assert about.superlink == "server.example:9092"
         assert about.config["partition-id"] == 1
         assert (node / "node.toml").stat().st_mode & 0o777 == 0o600
-    for file in ("fewbytes-south.service", "Containerfile"):
+    for file in ("fewbytes-south.service", "Dockerfile"):
         assert "start.sh" in (node / file).read_text()
     subprocess.run(["sh", "-n", str(node / "start.sh")], check=True)
     assert not (folder / "config.toml").exists()  # nothing has run

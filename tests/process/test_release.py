@@ -16,6 +16,7 @@ FILES = {
     '[project]\nname = "small"\nversion = "0.1.0"\n',
     "CITATION.cff": "title: small\nversion: 0.1.0\n",
     "CHANGELOG.md": "# Changelog\n\n## 0.2.0 (unreleased)\n\n- It is larger.\n\n## 0.1.0 (2026-01-02)\n",
+    "examples/09_containers/Dockerfile": 'FROM python\nRUN pip install "small[more]==0.1.0"\n',
     "small.py": '"""Small."""\n',
     ".gitignore": "dist/\n",
     ".ci/run": "#!/bin/sh\ntest ! -e broken\n",
@@ -28,7 +29,7 @@ def repository(tmp_path, monkeypatch):
         monkeypatch.setenv(f"GIT_{name}_NAME", "A")
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@example.org")
     for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / ".ci/run").chmod(0o755)
     (tmp_path / "scripts").mkdir()
@@ -57,6 +58,7 @@ def test_a_release_is_dated_tagged_and_built(repository):
     today = datetime.date.today().isoformat()
     assert f"## 0.2.0 ({today})" in (repository / "CHANGELOG.md").read_text()
     assert (repository / "CITATION.cff").read_text() == f"title: small\nversion: 0.2.0\ndate-released: {today}\n"
+    assert '"small[more]==0.2.0"' in (repository / "examples/09_containers/Dockerfile").read_text()
     assert git(repository, "tag").split() == ["v0.2.0"]
     assert git(repository, "status", "--porcelain") == ""
     assert {path.name for path in (repository / "dist").iterdir()} == {

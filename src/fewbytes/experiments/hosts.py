@@ -70,19 +70,23 @@ PrivateTmp=true
 [Install]
 WantedBy=multi-user.target
 """
-CONTAINER = """# The node {name} as a container, which runs as the user 10001: build it once, run it in this
-# folder; the key stays out of the image.
-#   podman build -t fewbytes-node .
-#   podman run -d --restart=always --userns=keep-id:uid=10001 -v /srv/data:/data:ro -v "$PWD":/node fewbytes-node
+CONTAINER = """\
+# Nodes and servers as containers, without GPU, as the user 10001; keys stay out of the image. In a node's folder:
+#   podman build --format docker -t fewbytes .
+#   podman run -d --restart=always --userns=keep-id:uid=10001 -v /srv/data:/data:ro -v "$PWD":/node fewbytes
 # With Docker, instead of --userns: chown -R 10001 . once, in this folder.
-# If no index has the package, COPY a wheel made by `pip wheel .` from its source, and install "NAME.whl[flower]".
+# If no index has the package, COPY a wheel, made by `pip wheel .` from its source: install "NAME.whl[flower,monitor]".
 FROM docker.io/library/python:3.12-slim
-RUN pip install --no-cache-dir "fewbytes[flower]=={version}" && useradd --uid 10001 --create-home fewbytes
-ENV FEWBYTES_DATA=/data
+RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
+RUN pip install --no-cache-dir "fewbytes[flower,monitor]=={version}"
+RUN useradd --uid 10001 --create-home fewbytes && install -d -o fewbytes -m 700 /node
+ENV FEWBYTES_DATA=/data FEWBYTES_MONITOR=127.0.0.1:9100
 USER 10001
 WORKDIR /node
+HEALTHCHECK --interval=30s --timeout=20s --start-period=2m CMD fewbytes status "http://$FEWBYTES_MONITOR"
 CMD ["sh", "start.sh"]
 """
+"""The Dockerfile of nodes' folders; examples/09_containers has the same."""
 
 
 def write_host(processes: Processes, experiment: Experiment, client: Id, name: str, address: str) -> None:
@@ -135,7 +139,7 @@ def write_scripts(
     for part, text in (
         ("start.sh", START.format(name=name, about=about, environment=environment, command=shlex.join(command))),
         (f"fewbytes-{name}.service", UNIT.format(name=name)),
-        ("Containerfile", CONTAINER.format(name=name, version=version("fewbytes"))),
+        ("Dockerfile", CONTAINER.format(version=version("fewbytes"))),
     ):
         with replacing(folder / part) as file:
             file.write(text.encode())
