@@ -23,6 +23,7 @@ JOB += ["--rounds", "3", "--set", "epochs=2", "--set", "lr=0.1", "--set", "batch
 REFUSED = {  # what needs an extra, and which
     ("run", "fedavg", "--engine", "flower-simulation"): "simulation",
     ("deploy", "fedavg", "--clients", "2", "--rounds", "1"): "flower",
+    ("run", "fedavg", "--rounds", "1", "--monitor", "9100"): "monitor",
     ("run", "genefl", "--rounds", "1"): "clusters",
     ("run", "fedma", "--dataset", "digits", "--model", "lenet", "--set", "layers=4"): "clusters",
     ("run", "fedavg", "--dataset", "digits", "--model", "torchvision:resnet18"): "vision",
