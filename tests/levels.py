@@ -68,7 +68,7 @@ SLOW = {
     "process/test_examples.py": "every example",
     "process/test_exported_models.py::test_a": "models exported from runs of their own",
     "process/test_exported_models.py::test_rows": "models exported from runs of their own",
-    "process/test_federation.py": "a federation whose members change",
+    "process/test_federation.py": "an example of a federation whose members change",
     "process/test_few_bytes_deployed.py": "a node that is killed, thrice",
     "process/test_flower_processes.py": "deployments and simulations of every kind",
     "process/test_hospitals.py": "an example over a slow link",
@@ -79,6 +79,7 @@ SLOW = {
     "process/test_own_transport.py": "a server and clients over HTTP",
     "process/test_preflight_deployed.py": "a SuperLink, and a process for each broken set-up",
     "process/test_resident_nodes.py": "nodes that outlive their servers",
+    "process/test_site_policies.py": "a deployment to nine sites with policies",
     "process/test_sites.py": "two hosts that are stopped and gone on with",
 }
 """Beginnings of tests' names below tests/, and what takes them long: `make test-all` alone runs them."""

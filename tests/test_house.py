@@ -149,6 +149,27 @@ def test_help_comes_without_torch(command):
     assert not {"torch", "numpy", "flwr"} & set(loaded.split())
 
 
+def test_keys_are_made_without_torch(tmp_path):
+    """By a site's computer of its own, too, whose operator waits for them."""
+    code = (
+        "import sys; from fewbytes.__main__ import main; from contextlib import suppress\n"
+        "def fewbytes(*words):\n"
+        "    sys.argv = ['fewbytes', *words]\n"
+        "    with suppress(SystemExit): main()\n"
+        "fewbytes('federation', 'init', '--address', 'server.example:9092')\n"
+        "sys.stdout = open('invitation', 'w'); fewbytes('federation', 'invite', 'north'); sys.stdout.close()\n"
+        "sys.stdout = open('request', 'w'); fewbytes('node', 'init', 'north', '--invitation', 'invitation')\n"
+        "sys.stdout.close(); sys.stdout = sys.__stdout__\n"
+        "fewbytes('federation', 'join', 'request'); fewbytes('node', 'moved', 'north', 'new.example:9092')\n"
+        "fewbytes('federation', 'list'); print('loaded:', *{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    listed, _, loaded = done.stdout.partition("loaded:")
+    assert listed.startswith("north "), done.stderr
+    assert 'superlink = "new.example:9092"' in (tmp_path / "north" / "node.toml").read_text()
+    assert not {"torch", "flwr"} & set(loaded.split())
+
+
 def test_public_names_are_found_when_they_are_used():
     assert set(fewbytes.__all__) <= set(dir(fewbytes))
     assert fewbytes.wire.pack is fewbytes.pack

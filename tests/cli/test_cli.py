@@ -75,6 +75,9 @@ def test_a_run_leaves_its_folder(finished):
     ledger = pq.read_table(finished / "ledger.parquet").to_pydict()
     assert sum(ledger["bytes_up"]) == result["uplink_bytes"]
     assert sum(ledger["bytes_down"]) == result["downlink_bytes"]
+    rows = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
+    ended = {row["round"]: row["time"] for row in rows}
+    assert [f"{time:%Y-%m-%dT%H:%M:%SZ}" for time in ledger["time"]] == [ended[t] for t in ledger["round"]]
     assert {p.name for p in (finished / "models").iterdir()} == {f"client-{i}.safetensors" for i in range(4)}
 
 

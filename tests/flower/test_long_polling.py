@@ -12,7 +12,7 @@ import pytest
 from fewbytes.flower import long_polling
 from fewbytes.flower.long_polling import TIMES, LongPolling
 
-ASKED, CONFIRMED, LEFT, OTHER = "/asked", "/confirmed", "/left", "/other"
+ASKED, CONFIRMED, LEFT, REMOVED, OTHER = "/asked", "/confirmed", "/left", "/removed", "/other"
 KNOWN = "known"  # what the header says of a node that may ask
 
 
@@ -24,7 +24,7 @@ def said(body: bytes) -> list:
 
 
 SPEECH = SimpleNamespace(
-    ASKED=ASKED, CONFIRMED=CONFIRMED, LEFT=LEFT,
+    ASKED=ASKED, CONFIRMED=CONFIRMED, LEFT=LEFT, REMOVED=REMOVED,
     node_of=lambda body: said(body)[0],
     message_in=lambda body: body.decode(),
     confirmed=lambda body: tuple(said(body)),
@@ -36,7 +36,7 @@ class Link:
     """An application that gives each message once, to who is known; how often it was asked."""
 
     def __init__(self) -> None:
-        self.messages, self.asked, self.over = defaultdict(list), 0, False
+        self.messages, self.asked, self.over, self.removed = defaultdict(list), 0, False, list[int]()
 
     async def __call__(self, scope, receive, send):
         event = await receive()
@@ -45,8 +45,11 @@ class Link:
             status = 200
             if scope["path"] == ASKED:
                 self.asked += 1
-                waiting = self.messages[said(event["body"])[0]]
-                answer = waiting.pop(0).encode() if waiting else b""
+                node = said(event["body"])[0]
+                waiting = self.messages[node]
+                status, answer = 401 if node in self.removed else 200, waiting.pop(0).encode() if waiting else b""
+            elif scope["path"] == REMOVED:
+                self.removed += said(event["body"])
             elif scope["path"] == CONFIRMED:
                 status = 403 if self.over else 200
             elif scope["path"] == LEFT:
@@ -236,6 +239,17 @@ def test_a_request_is_held_for_a_while_only(monkeypatch):
         assert await Asking(app, ASKED, [1]).answer() == (200, "")
 
     tried(test)()
+
+
+@tried
+async def test_a_removed_node_learns_so_at_once_and_the_others_wait_on(link, app):
+    removed, other = Asking(app, ASKED, [1]), Asking(app, ASKED, [2])
+    assert await removed.waits()
+    assert await other.waits()
+    assert await Asking(app, REMOVED, [1]).answer() == (200, "")
+    assert await removed.answer() == (401, "")
+    assert await other.waits()
+    await other.go()
 
 
 @tried

@@ -15,6 +15,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 import fewbytes as fb
 from fewbytes.engines.handlers import Done
@@ -23,8 +24,8 @@ from fewbytes.flower.apps import failure
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.fleet import Fleet, Stopped
 from fewbytes.flower.messages import write_content
-from fewbytes.flower.node_file import NodeFile
-from fewbytes.flower.resident import serve
+from fewbytes.flower.node_file import NodeFile, name_server
+from fewbytes.flower.resident import _follow, serve
 from fewbytes.running.node_status import NodeWatch
 
 ABOUT = NodeFile("127.0.0.1:1", "certificates/ca.crt", "keys/a", {"partition-id": 0, "tell": "sizes"})
@@ -162,13 +163,34 @@ def test_each_reason_to_wait_is_told_once_until_the_superlink_answers(folder, mo
 def test_a_node_whose_folder_is_not_writable_says_so_before_it_connects(folder):
     (folder / "file").write_text("")
     config = {"partition-id": 0, "folder": str(folder / "file" / "runs")}
-    about = NodeFile(ABOUT.superlink, str(folder / ABOUT.ca), str(folder / ABOUT.key), config)
+    (folder / "node.toml").write_text(NodeFile(ABOUT.superlink, ABOUT.ca, ABOUT.key, config).text())
     with pytest.raises(fb.UserError, match=r"file/runs: cannot write there: Not a directory"):
-        serve([(about, NodeWatch("a", about.superlink))], app.client)
+        serve([(folder / "node.toml", NodeWatch("a", ABOUT.superlink))], app.client)
+
+
+def test_a_node_follows_its_server_and_its_file_keeps_what_the_site_wrote(folder):
+    path, said = folder / "node.toml", list[str]()
+    path.write_text(path.read_text() + "# the ethics board asked for this\nmin-samples = 100\n")
+    here = fleet(folder, said)
+    with pytest.raises(fb.UserError, match="'server': expected host:port"):
+        name_server(path, "server")
+    _follow(here, path)
+    assert not said
+    before = path.read_text()
+    name_server(path, "[::1]:2")
+    assert path.read_text() == before.replace("127.0.0.1:1", "[::1]:2")
+    _follow(here, path)
+    _follow(here, path)
+    assert here.superlink == "[::1]:2"
+    assert said == ["the server has moved to [::1]:2, as this node's file says"]
+    path.write_text("half a fi")  # somebody edits it
+    _follow(here, path)
+    assert here.superlink == "[::1]:2"
 
 
 def test_a_failed_order_is_no_success(tmp_path):
     """In a node's log: what the server reads as an error."""
+    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # what Flower's own processes set
     asked = Message(RecordDict(), 1, "train.handler")
     asked.metadata.__dict__["_message_id"] = "m"
 

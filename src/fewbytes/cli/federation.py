@@ -40,10 +40,8 @@ def init(
 
     Example: `fewbytes federation init --address server.example:9092`
     """
-    from fewbytes.experiments.deploy import Nodes, Place
     from fewbytes.federation.members import make
 
-    Nodes([Place("any", False)], address, listen=listen)  # refuses what is no address
     make(folder, address, listen)
     _say(f"{folder} is made. Next, for each site: fewbytes federation invite NAME > NAME.invitation")
 
@@ -115,14 +113,12 @@ def renew(
     folder: Folder = HERE,
 ) -> None:
     """Issue the server's certificate again, for a new address if it moves. Sites keep their CA and keys."""
-    from fewbytes.experiments.deploy import Nodes, Place
     from fewbytes.federation import members
 
-    Nodes([Place("any", False)], address or "any:1", listen=listen)
     members.renew_certificate(folder, address, listen)
     _say("the certificate is renewed; a running deployment serves it within seconds")
     if address is not None:
-        _say(f'every site sets superlink = "{address}" in node.toml and restarts its node')
+        _say(f"every site runs: fewbytes node moved FOLDER {address}")
 
 
 class _Start(TyperGroup):
@@ -137,7 +133,7 @@ node = typer.Typer(
     cls=_Start,
     no_args_is_help=True,
     context_settings=HELP,
-    help="Start a node (`node FILE`), or make one (`node init`).",
+    help="Start a node (`node FILE`), make one (`node init`), or point it at a server that has moved (`node moved`).",
 )
 node.command("start")(be_nodes)
 
@@ -159,3 +155,19 @@ def init_node(
     _say(f"{where} is made. Set client-data in {where}/node.toml, send the request, start: sh {where}/start.sh")
     _say(f"the key's fingerprint, to compare by telephone: {fingerprint(request.key)}")
     print(request.line())
+
+
+@node.command("moved")
+def move_server(
+    folder: Annotated[Path, typer.Argument(help="The node's folder, or its file.")],
+    address: Annotated[str, typer.Argument(help="host:port where the server is now.")],
+) -> None:
+    """Tell a node that its server has moved. A running node follows within seconds.
+
+    Example: `fewbytes node moved north new.example:9092`
+    """
+    from fewbytes.flower.node_file import name_server
+
+    path = folder / "node.toml" if folder.is_dir() else folder
+    name_server(path, address)
+    _say(f"{path} names {address} now; a running node follows")

@@ -160,16 +160,16 @@ def be_nodes(
     if len(set(paths)) < len(paths):
         raise UserError("a node's file is named twice")
     names = [path.parent.name if path.stem == "node" else path.stem for path in paths]
-    nodes = [(name, NodeFile.read(path).placed(path.parent)) for name, path in zip(names, paths, strict=True)]
     if dry_run is not None:
         from fewbytes.experiments.dry_run import would_leave
 
-        for name, about in nodes:
+        for name, path in zip(names, paths, strict=True):
+            about = NodeFile.read(path).placed(path.parent)
             for line in would_leave(dry_run.absolute(), about.config):
                 printed.print(f"{name}: {line}", soft_wrap=True, markup=False)
         return
     os.chdir(paths[0].parent)
-    watched = [(about, NodeWatch(name, about.superlink)) for name, about in nodes]
+    watched = [(path, NodeWatch(name, NodeFile.read(path).superlink)) for name, path in zip(names, paths, strict=True)]
     with (
         serving(monitor, lambda: [watch.read() for _, watch in watched]),
         redirect_stdout(cast(TextIO, DatedLines(sys.stdout))),

@@ -140,8 +140,9 @@ class Ledger:
             for client, refused in rounds.items()
         }
 
-    def write_parquet(self, path: Path) -> None:
-        """The ledger as a Parquet file."""
+    def write_parquet(self, path: Path, times: Mapping[int, str] | None = None) -> None:
+        """The ledger as a Parquet file. `times`: when rounds ended (UTC, ISO 8601), for the column `time`. It is in the
+        file alone: equal runs have equal ledgers."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -153,7 +154,12 @@ class Ledger:
         }
         for name, words in (("handler", self.handlers or [""]), ("outcome", OUTCOMES)):
             arrays[name] = pa.array(np.array(words, dtype=object)[columns[name]] if len(self) else [], pa.string())
-        pq.write_table(pa.table({name: arrays[name] for name in self.COLUMNS}), path)
+        table = pa.table({name: arrays[name] for name in self.COLUMNS})
+        if times is not None:
+            ended = [times.get(t, "").removesuffix("Z") or None for t in columns["round"].tolist()]
+            when = pa.array(ended, pa.string()).cast(pa.timestamp("s")).cast(pa.timestamp("s", "UTC"))
+            table = table.append_column("time", when)
+        pq.write_table(table, path)
 
     def tobytes(self, start: int = 0) -> bytes:
         """The rows from `start` on as bytes, for a checkpoint."""

@@ -2,7 +2,8 @@
 
 The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), with the method's as
 `parameters.<name>`; also `out` (the run folder; default: in .fewbytes in the home directory), `resume`, `from_round`
-and `names` (the registered names of the clients' nodes, comma-separated, in the order of the clients). A node's
+and `names` (the registered names of the clients' nodes, comma-separated, in the order of the clients; after `~`, one
+that no node has yet, which is not waited for). A node's
 configuration may set `client-data`, the place of its own data, and `allow`, a comma-separated list of what the server
 may name besides the datasets under FEWBYTES_DATA: modules of code, folders, names to download. Without a node
 configuration, as in Flower's simulation, the environment variable FEWBYTES_ALLOW is that list. Anything else that a

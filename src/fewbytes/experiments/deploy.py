@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fewbytes.base.address import host_and_port
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import make_all_durable, open_plain, replacing
 from fewbytes.base.named import MODULES
@@ -28,6 +28,7 @@ from fewbytes.federation.members import CERTIFICATES
 from fewbytes.flower.application import application_files
 from fewbytes.flower.certificates import expiry_note, write_certificates, write_node_key
 from fewbytes.flower.children import send
+from fewbytes.flower.nodes import VACANT
 from fewbytes.flower.private import cli, files, programs
 from fewbytes.flower.processes import Processes
 from fewbytes.running.checkpoint import Checkpoints
@@ -39,7 +40,6 @@ KINDS = ("resident", "stock")
 """Our nodes, which stay loaded, and Flower's SuperNodes, which start a process per message."""
 ASKED = "asked.toml"  # in the deployment's folder: the run's settings as given
 PLACES = "places.json"  # in the deployment's folder: --hosts, --address, --listen and --node
-ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 BEGINNING = ("config.toml", "partition.json", "rounds.jsonl")
 """Files that a run writes, besides checkpoints, before its first round."""
 SLOW_SECONDS = 30  # between notes that the run's server has not begun yet
@@ -117,10 +117,7 @@ class Nodes:
         if self.kind not in KINDS:
             raise UserError(f"--node is {' or '.join(KINDS)}, not {self.kind!r}")
         for name, given in (("address", self.address), ("listen", self.listen)):
-            found = ADDRESS.fullmatch(given or LOOPBACK)
-            if not found or int(found[1]) > 65535:
-                example = "server.example:9092 or [2001:db8::7]:9092"
-                raise UserError(f"--{name} is {given!r}: expected host:port, such as {example}")
+            host_and_port(LOOPBACK if given is None else given, f"--{name}")
         if self.remote and self.address.endswith(":0"):
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         if not self.remote and self.listen:
@@ -203,6 +200,8 @@ class Deployment:
         if not self.remote:  # a new SuperLink: the old one considers its nodes connected for another minute
             for name in files.DATABASE_FILES:
                 (self.folder / name).unlink(missing_ok=True)
+        if self._members is not None:
+            self._members.write_keys()
         self._write_app()
         hosts = ",".join(place.name for place in self.nodes) if self.remote else None
         with replacing(self.folder / PLACES) as file:
@@ -212,8 +211,6 @@ class Deployment:
             file.write(json.dumps(about).encode())
         write_certificates(self.processes.certificates, self._names)
         self.processes.write_link()
-        if self._members is not None:
-            self._members.write_keys()
         for i, place in enumerate(self.nodes if self._members is None else ()):
             write_node_key(self.folder / "keys", place.name)
             if not place.here:
@@ -314,6 +311,7 @@ class Deployment:
                         server = event["pid"], event["started"]
                     case "started":
                         begun = True
+                        self.processes.rest()
                         watcher.started(self.out, event["rounds"], event["done"])
                     case name if name in EVENT_NAMES:
                         getattr(watcher, name)(*event["what"])
@@ -385,7 +383,10 @@ class Deployment:
     def _write_app(self) -> None:
         app = self.folder / "app"
         app.mkdir(exist_ok=True)
-        names = ",".join(place.name for place in self.nodes)
+        of = self._members
+        names = ",".join(
+            place.name if of is None or of.has(place.name) else VACANT + place.name for place in self.nodes
+        )
         config = self.experiment.run_config() | {"out": str(self.out), "resume": self.resume, "names": names}
         config |= {} if self.from_round is None else {"from_round": self.from_round}
         for name, text in application_files(config).items():

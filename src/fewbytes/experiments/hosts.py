@@ -7,18 +7,19 @@ import os
 import shlex
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import private_folder, replacing
-from fewbytes.core.problem import Id
-from fewbytes.experiments.settings import Experiment
 from fewbytes.federation.texts import Invitation, Request
 from fewbytes.flower.certificates import node_name, write_file, write_node_key
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.private import programs
 from fewbytes.flower.processes import CA, Processes
-from fewbytes.models.hugging_face import PREFIX
+
+if TYPE_CHECKING:  # these need torch: a site's key is made without
+    from fewbytes.core.problem import Id
+    from fewbytes.experiments.settings import Experiment
 
 ENVIRONMENT, STOCK_ENVIRONMENT = (
     " ".join(f"{name}={value}" for name, value in variables.items())
@@ -147,6 +148,8 @@ def write_scripts(
 
 def with_whole_paths(experiment: Experiment) -> Experiment:
     """The experiment with absolute paths, valid for processes in any working directory of this machine."""
+    from fewbytes.models.hugging_face import PREFIX
+
     data, model = experiment.data, experiment.model
     whole: dict[str, Any] = {
         key: _whole(getattr(data, key)) for key in ("dataset", "public", "client_data", "tokenizer")
@@ -175,6 +178,8 @@ def allowed(experiment: Experiment, here: bool) -> dict[str, str]:
 
     `here`: whether the node is on this machine, so that paths are the user's own.
     """
+    from fewbytes.models.hugging_face import PREFIX
+
     data, model = experiment.data, experiment.model
     models = [part.partition("@")[0] for part in (model.model or "").split("+")]
     places = [data.dataset, data.public, data.client_data, data.tokenizer, model.weights]

@@ -60,6 +60,10 @@ class Membership:
         self._seen, self._registered = now, self._keys
         return notes
 
+    def has(self, place: str) -> bool:
+        """Whether a member has that place, as of `write_keys`."""
+        return place in self._keys
+
     def write_keys(self) -> tuple[dict[str, str], dict[str, str]]:
         """Write keys/<place>.pub in the deployment's folder; returns each place's member, and members' keys. Raises
         UserError for an unreadable federation."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from fewbytes.base.address import EXAMPLE, host_and_port
 from fewbytes.base.errors import UserError, listed, suggestion
 from fewbytes.base.files import locked, private_folder, replacing
 from fewbytes.federation.texts import Invitation, Request, fingerprint
@@ -58,11 +59,13 @@ def read(folder: Path) -> Federation:
 
 
 def make(folder: Path, address: str, listen: str | None) -> None:
-    """Make a federation, with a CA unless certificates of one's own are there. Raises UserError."""
+    """Make a federation, with a CA unless certificates of one's own are there. Raises UserError, also for an invalid
+    address."""
     if (folder / FILE).exists():
         raise UserError(f"{folder} is a federation already; `fewbytes federation renew --address` moves its server")
+    _check(address, listen)
     private_folder(folder)
-    write_certificates(folder / CERTIFICATES, [host_of(address)])
+    write_certificates(folder / CERTIFICATES, [host_and_port(address)[0]])
     with locked(folder / "lock"):
         _write(folder, Federation(address, listen))
         _record(folder, "made", address=address)
@@ -122,11 +125,12 @@ def remove(folder: Path, name: str) -> None:
 
 def renew_certificate(folder: Path, address: str | None, listen: str | None) -> None:
     """Issue the server's certificate again, also for a new address if one is given. Raises UserError without the CA's
-    key; certificates of one's own are then checked for a new address only."""
+    key, and for an invalid address; certificates of one's own are then checked for a new address only."""
+    _check(address, listen)
     with _changed(folder) as federation:
         certificates = folder / CERTIFICATES
         if address is not None:
-            write_certificates(certificates, [host_of(address)])
+            write_certificates(certificates, [host_and_port(address)[0]])
         if address is None or (certificates / "ca.key").exists():
             renew(certificates)
         federation.address, federation.listen = address or federation.address, listen or federation.listen
@@ -139,9 +143,11 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def host_of(address: str) -> str:
-    """The host of host:port."""
-    return address.rpartition(":")[0].strip("[]")
+def _check(address: str | None, listen: str | None) -> None:
+    """Raises UserError for what is no address of a server."""
+    for name, given in (("address", address), ("listen", listen)):
+        if given is not None and not host_and_port(given, f"--{name}")[1] and name == "address":
+            raise UserError(f"--address is {given!r}: sites need the port, such as {EXAMPLE}")
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from urllib.request import getproxies, proxy_bypass
 
 from cryptography import x509
 
+from fewbytes.base.address import host_and_port
 from fewbytes.base.errors import FewbytesError, UserError, cleaned
 from fewbytes.flower.certificates import days_left
 from fewbytes.flower.own_certificates import alternative_names, issued_by, read_chain
-from fewbytes.flower.processes import host_and_port
 
 NOT_BEYOND = (502, 503, 504)
 """Statuses of a proxy that does not reach the server."""
@@ -50,10 +50,10 @@ class Reaching:
     """
 
     def __init__(self, address: str, seconds: float) -> None:
-        host, self.port = host_and_port(address)
+        self.host, self.port = host_and_port(address)
         if not self.port:
             raise UserError(f"address {address!r}: port 0 is none that a server has")
-        self.host, self.address, self.seconds = host.strip("[]"), address, seconds
+        self.address, self.seconds = address, seconds
         self.proxy: Proxy | None = None
         self._beyond = ""  # why the proxy does not reach the server
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fewbytes.base.address import host_and_port
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.federation import members
 from fewbytes.federation.preflight import Step, Unasked, check_disk, check_folder, check_versions, span
@@ -18,7 +19,6 @@ from fewbytes.federation.texts import fingerprint
 from fewbytes.flower.certificates import SERVER_DAYS, days_left, expiry_note
 from fewbytes.flower.children import listen, why_of
 from fewbytes.flower.own_certificates import check_certificates, read_chain
-from fewbytes.flower.processes import host_and_port
 
 SERVER_BYTES = 500_000_000
 """The least free space for run folders."""
@@ -77,16 +77,13 @@ class Server:
         return f"valid for {left} more days{again}, the CA for {ca}; covers {covered}"
 
     def _look_at_port(self) -> str:
-        host, port = host_and_port(self.listen) if self.listen else ("[::]", self._reaching.port)
-        bare = host.strip("[]")
-        if bare == "::" and not socket.has_dualstack_ipv6():
-            bare = "0.0.0.0"
+        host, port = host_and_port(self.listen) if self.listen else ("::", self._reaching.port)
         try:
-            listen(bare, port).close()
+            listen("0.0.0.0" if host == "::" and not socket.has_dualstack_ipv6() else host, port).close()
         except OSError as error:
             if self._is_ours(port):
                 return f"port {port}: the server listens there"
-            why = f"cannot listen on {host}:{port}: {why_of(error)}"
+            why = f"cannot listen on {self.listen or f'[::]:{port}'}: {why_of(error)}"
             raise FewbytesError(f"{why}; stop what uses it, or choose another port or address (--listen)") from None
         return f"port {port} is free: no server listens there now"
 

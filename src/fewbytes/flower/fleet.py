@@ -24,7 +24,7 @@ from fewbytes.running.node_status import NodeWatch
 
 ALIVE_SECONDS = 30.0  # between heartbeats; Flower considers a node gone after twice as long without one
 FASTEST, SLOWEST = 0.1, 4.0  # seconds between polls for a message: 4 s take 300 B/s with the heartbeats
-AGAIN_SECONDS = 10.0  # maximum between attempts to reach a SuperLink that does not answer
+AGAIN_SECONDS = 3.0  # maximum between attempts to reach a SuperLink that does not answer: a run waits for its nodes
 ATTEMPTS = 5  # to deliver a reply whose upload Flower has given up
 AT_ONCE = 2  # pieces of a reply in flight
 FAILURES = 5  # internal errors of the SuperLink at one request, as after a restart, when it does not know the run
@@ -61,15 +61,12 @@ class Fleet:
     def __init__(
         self, superlink: str, ca: Path, key: Path, say: Callable[[str], None], watch: NodeWatch, stop: threading.Event
     ) -> None:
-        self._key = private_key(key)
-        try:
-            self._client = calls.connect(superlink, ca.read_bytes(), self._key, watch.moved)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{ca}: not the certificate of a SuperLink: {one_line(error)}") from None
+        self._key, self._ca, self._watch = private_key(key), ca, watch
+        self.superlink = superlink
+        self._client = self._connected(superlink)
         self._answered = False  # whether the SuperLink has ever answered
         self._told: set[str] = set()  # why it waits, each reason once until the SuperLink answers again
-        self._superlink, self._say, self._watch, self._stop = superlink, say, watch, stop
-        self._memory = key.with_name(f"{key.name}.number")
+        self._memory, self._say, self._stop = key.with_name(f"{key.name}.number"), say, stop
         self._node: Any = None
         with suppress(OSError, ValueError):
             self._node = calls.node_of(int(self._memory.read_text()))
@@ -97,15 +94,28 @@ class Fleet:
                     continue
                 self._watch.cut_off(str(refused))
                 if str(refused) not in printed:
-                    self._say(f"waiting: the SuperLink at {self._superlink} does not accept this node yet: {refused}")
+                    self._say(f"waiting: the SuperLink at {self.superlink} does not accept this node yet: {refused}")
                 printed.add(str(refused))
             self.wait(wait)
             wait = min(2 * wait, SLOWEST)
         self._watch.connected()
-        self._say(f"connected to {self._superlink}")
+        self._say(f"connected to {self.superlink}")
         if self._signs is None:
             self._signs = threading.Thread(target=self._stay_alive, daemon=True)
             self._signs.start()
+
+    def move(self, superlink: str) -> None:
+        """Reach the SuperLink at another address (host:port) from the next request on, which may be the next try of one
+        that waits. Raises UserError for an unreadable certificate."""
+        self._client, self.superlink = self._connected(superlink), superlink
+        self._watch.follows(superlink)
+        self._say(f"the server has moved to {superlink}, as this node's file says")
+
+    def _connected(self, superlink: str) -> Any:
+        try:
+            return calls.connect(superlink, self._ca.read_bytes(), self._key, self._watch.moved)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self._ca}: not the certificate of a SuperLink: {one_line(error)}") from None
 
     def wait(self, seconds: float) -> None:
         """Wait for some seconds. Raises Stopped."""
@@ -122,13 +132,16 @@ class Fleet:
             asked = time.monotonic()
             if (announced := self._ask(lambda: calls.next_message(self._client, self._node))) is not None:
                 with suppress(RunOver):
-                    message = calls.fetch(self._client, self._node, announced, self._ask)
+                    message = calls.fetch(self._pulled, self._node, announced)
                     if message is not None:
                         return message
                 self._confirm(announced.run, announced.tree.object_id)
                 continue
             self.wait(max(0.0, pause - (time.monotonic() - asked)))
             pause = min(2 * pause, SLOWEST)
+
+    def _pulled(self, request: Any) -> Any:
+        return self._ask(lambda: calls.pull_object(self._client, request))
 
     def application(self, run: int) -> bytes:
         """The bundle of the application that a run was submitted with. Raises RunOver, Refused."""
@@ -234,7 +247,7 @@ class Fleet:
                 if self._told:
                     self._told.clear()
                     self._watch.connected()
-                    self._say(f"contact with the SuperLink at {self._superlink} restored: it answers again")
+                    self._say(f"contact with the SuperLink at {self.superlink} restored: it answers again")
                 return answer
             except httpx.HTTPStatusError as error:
                 status, reason = error.response.status_code, _reason(error)
@@ -249,12 +262,12 @@ class Fleet:
                 why = one_line(error)
                 if "certificate" in why.lower():
                     if not self._answered:
-                        raise UserError(f"the SuperLink at {self._superlink} does not match ca: {why}") from None
+                        raise UserError(f"the SuperLink at {self.superlink} does not match ca: {why}") from None
                     why = f"its certificate no longer matches ca in this node's file: {why}"
             if why not in self._told and time.monotonic() - since + wait > SLOWEST / 2:
                 after = "retrying. If the run has finished, press Ctrl-C"
                 self._watch.cut_off(f"it does not answer ({why})")
-                self._say(f"waiting: the SuperLink at {self._superlink} does not answer ({why}); {after}")
+                self._say(f"waiting: the SuperLink at {self.superlink} does not answer ({why}); {after}")
                 self._told.add(why)
             self.wait(wait * random.uniform(0.5, 1.5))  # so that nodes do not all reconnect at once
             wait = min(2 * wait, AGAIN_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,4 +141,4 @@ def _asked(run: str, settings: str) -> bool:
 
 def say(text: str) -> None:
     """A line in the node's log."""
-    print(text, flush=True)
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible(text)}", flush=True)

@@ -33,6 +33,8 @@ class MessageRequests(Protocol):
     """The path of a node's confirmations."""
     LEFT: str
     """The path by which a run sends messages to nodes."""
+    REMOVED: str
+    """The path by which a node is removed."""
 
     def node_of(self, body: bytes) -> int:
         """The node that asks for a message. Raises ValueError for a malformed body."""
@@ -81,7 +83,8 @@ class LongPolling:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve a request."""
         path = scope.get("path")
-        if scope["type"] != "http" or path not in (self.requests.ASKED, self.requests.CONFIRMED, self.requests.LEFT):
+        of = self.requests
+        if scope["type"] != "http" or path not in (of.ASKED, of.CONFIRMED, of.LEFT, of.REMOVED):
             await self.app(scope, receive, send)
             return
         body = await _body(receive)
@@ -99,6 +102,9 @@ class LongPolling:
                 for number in self.requests.nodes_for(body):
                     if number in self._nodes:
                         self._nodes[number].wake()
+            elif path == self.requests.REMOVED:  # a removed node learns so at once: each held request asks again
+                for waiting in self._nodes.values():
+                    waiting.wake()
         await send(answer.start)
         await send({"type": "http.response.body", "body": answer.body})
 

@@ -299,8 +299,8 @@ def request_of(method: Method, task: Task, order: Order, asked: bytes, replies: 
 
 
 def declined(job: Job, why: str) -> Done:
-    """The answer of a site that declines, which its own log says, too."""
-    say(f"round {job.round}, {job.handler}: declined, as {why}")
+    """The answer of a site that declines, which its own log states in one line, too."""
+    say(f"round {job.round}, {job.handler}: client {job.client} declines: {why}")
     return Done(job.number, error=f"{DECLINED}{why}", declined=True)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
+from fewbytes.base.address import host_and_port
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.files import replacing
 from fewbytes.core.site_policy import SitePolicy
 
 
@@ -31,10 +33,7 @@ class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
             raise UserError(f"{path}: there is no such file") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: not a node's file, as `fewbytes deploy` writes it: {one_line(error)}") from None
-        if not re.fullmatch(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", about.superlink):
-            raise UserError(
-                f"{path}: superlink is {about.superlink!r}: expected host:port, such as server.example:9092"
-            )
+        host_and_port(about.superlink, f"{path}: superlink")
         me = about.config.get("partition-id", 0)  # a node's registered name, too, says whose data it has
         if not isinstance(me, int) or me < 0:
             raise UserError(f"{path}: partition-id is {me!r}: expected the number of the client whose data are here")
@@ -55,3 +54,15 @@ class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
     def text(self) -> str:
         """The file's text."""
         return tomli_w.dumps(msgspec.structs.asdict(self))
+
+
+def name_server(path: Path, superlink: str) -> None:
+    """Have a node's file name another address (host:port) of its SuperLink; the rest of the text stays as it is.
+
+    Raises UserError for an invalid address or file."""
+    host_and_port(superlink, "the server's address")
+    NodeFile.read(path)
+    text = re.sub(r"^superlink\s*=.*$", f'superlink = "{superlink}"', path.read_text(), count=1, flags=re.MULTILINE)
+    with replacing(path) as file:
+        os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+        file.write(text.encode())

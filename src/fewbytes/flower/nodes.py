@@ -15,17 +15,20 @@ from fewbytes.flower.private.grid import connected_nodes
 
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to report its client
 STARTING_SECONDS = 600.0  # maximum for the same wait at the start
+VACANT = "~"
+"""How a name begins that no node has when the run starts or is resumed: that client is not waited for."""
 STRANGER_SECONDS = 30.0  # before a node that was left out is asked again
 
 
 class Nodes:
-    """The nodes of a grid by client: identified by their registered `names`, in the order of the clients, or without
-    names by the clients that nodes report."""
+    """The nodes of a grid by client: identified by their registered `names` (after VACANT, if nobody has one yet), in
+    the order of the clients, or without names by the clients that nodes report."""
 
     def __init__(self, link: Link, problem: Problem, names: Sequence[str], connect_timeout: float) -> None:
         if names and len(names) != len(problem.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(problem.clients)} clients")
-        self.names = list(names)
+        self.names = [name.removeprefix(VACANT) for name in names]
+        self.vacant = {client for client, name in enumerate(names) if name.startswith(VACANT)}
         self.of: dict[Id, int] = {}
         """The node of each client that can be reached."""
         self._link, self._problem, self._connect_timeout = link, problem, connect_timeout

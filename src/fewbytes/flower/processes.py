@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from fewbytes.base.address import host_and_port
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import lock, private_folder
 from fewbytes.base.processes import Process, is_alive
@@ -61,9 +62,9 @@ class Processes:
 
     In the folder: certificates/ (with the token), keys/, nodes/ (what resident nodes are), flower-home/ and homes/
     (FLWR_HOME of the SuperLink and of each SuperNode), superlink.db (the registered nodes, kept over a restart;
-    messages are not), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a
-    free one is in `.address`. On Linux all of it also ends when the thread ends that started it, or this process is
-    killed. Raises UserError for another address, a folder in use, or without Flower.
+    messages are not), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a free one is in
+    `.address`. On Linux all of it also ends when the thread ends that started it, or this process is killed. Raises
+    UserError for another address, a folder in use, or without Flower.
     """
 
     def __init__(
@@ -75,9 +76,9 @@ class Processes:
         lasting: bool = True,
         certificates: Path | None = None,
     ) -> None:
-        host, port = host_and_port(address)
-        self._host, self._port = host.strip("[]"), port or free_port(host.strip("[]"))
-        self.address = f"{host}:{self._port}"
+        self._host, port = host_and_port(address)
+        self._port = port or free_port(self._host)
+        self.address = f"{address.rpartition(':')[0]}:{self._port}"
         self.folder, self._ports, self._any_app, self.resident = folder.absolute(), {self._port}, any_app, resident
         self.certificates = certificates.absolute() if certificates else self.folder / "certificates"
         self._token, self._lasting = self.folder / "certificates" / "control.token", lasting
@@ -105,11 +106,15 @@ class Processes:
             end([self._superlink] if self._superlink else [])
             files.purge(self.folder / files.DATABASE)
             self._nodes, self._superlink = {}, None
-            if self._commands is not None:
-                self._commands.close()
-                self._commands = None
+            self.rest()
             if self._lock is not None:
                 self._lock.close()
+
+    def rest(self) -> None:
+        """End the process that runs `flwr` commands, which takes 70 MB. The next command starts another."""
+        if self._commands is not None:
+            self._commands.close()
+            self._commands = None
 
     @property
     def local_address(self) -> str:
@@ -288,23 +293,10 @@ class Processes:
         self._one(f"stopping run {run}", cli.stop_command(run))
 
     def _one(self, doing: str, command: Sequence[str]) -> dict[str, Any]:
-        answer = self._flwr(command)
+        """The answer of a `flwr` command. Raises FewbytesError with what was being done."""
+        self.check()
+        self._commands = self._commands or Commands(self.folder / "flower-home")
+        answer = cli.read_answer(self._commands.run(cli.in_json(command)))
         if why := cli.failure(answer):
             raise FewbytesError(f"{doing}: {why}")
         return answer
-
-    def _flwr(self, command: Sequence[str]) -> dict[str, Any]:
-        """The answer of a `flwr` command."""
-        self.check()
-        if self._commands is None:
-            self._commands = Commands(self.folder / "flower-home")
-        return cli.read_answer(self._commands.run(cli.in_json(command)))
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """The host, with its brackets, and the port of host:port. Raises UserError."""
-    host, _, port = address.rpartition(":")
-    bare = host.strip("[]")
-    if not bare or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{bare}]"):
-        raise UserError(f"address {address!r}: expected host:port, such as 127.0.0.1:8000 or [::1]:8000")
-    return host, int(port)

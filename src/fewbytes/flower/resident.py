@@ -20,7 +20,7 @@ from pathlib import Path
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
-from fewbytes.base.errors import FewbytesError, one_line, visible
+from fewbytes.base.errors import FewbytesError, UserError, one_line, visible
 from fewbytes.base.files import check_writable
 from fewbytes.flower.application import is_installed
 from fewbytes.flower.apps import failure, node_folder
@@ -35,24 +35,27 @@ LEAVE_SECONDS = 2.0  # for nodes to disconnect at the end
 AGAIN_SECONDS = 1.0  # before connecting again to a SuperLink that has refused a request
 
 
-def serve(files: Sequence[tuple[NodeFile, NodeWatch]], app: ClientApp) -> None:
-    """Run the nodes of these files until SIGTERM or SIGINT; each watch has the node's name, and keeps its status.
+def serve(files: Sequence[tuple[Path, NodeWatch]], app: ClientApp) -> None:
+    """Run the nodes of these files until SIGTERM or SIGINT; each watch has the node's name, and keeps its status. A
+    changed address of the SuperLink is followed.
 
-    Raises UserError for an unreadable key or certificate, for a folder that is not writable, and for a SuperLink that
-    does not match the certificate.
+    Raises UserError for an unreadable file, key or certificate, for a folder that is not writable, and for a SuperLink
+    that does not match the certificate.
     """
-    for about, _ in files:
+    nodes_of = [(NodeFile.read(path).placed(path.parent), watch) for path, watch in files]
+    for about, _ in nodes_of:
         check_writable(node_folder(about.config))
     logging.getLogger(LOGGER).setLevel(logging.ERROR)
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     worker = ThreadPoolExecutor(1)  # torch's number of threads, on which results depend, is set per thread
-    nodes = [_Resident(about, watch, app, worker, stop) for about, watch in files]
+    nodes = [_Resident(about, watch, app, worker, stop) for about, watch in nodes_of]
     try:
         for node in nodes:
             node.start()
-        while not stop.is_set() and any(node.is_alive() for node in nodes):
-            stop.wait(0.5)
+        while not stop.wait(0.5) and any(node.is_alive() for node in nodes):
+            for node, (path, _) in zip(nodes, files, strict=True):
+                _follow(node.fleet, path)
     finally:
         stop.set()
         leaving = [threading.Thread(target=node.fleet.leave, daemon=True) for node in nodes]
@@ -69,6 +72,13 @@ def serve(files: Sequence[tuple[NodeFile, NodeWatch]], app: ClientApp) -> None:
     if any(node.is_alive() for node in nodes):  # busy training or with a request, which cannot be interrupted
         sys.stdout.flush()
         os._exit(0)
+
+
+def _follow(fleet: Fleet, path: Path) -> None:
+    """Follow a new address of the SuperLink in a node's file; a file that is being edited is read again."""
+    with suppress(UserError):
+        if (superlink := NodeFile.read(path).superlink) != fleet.superlink:
+            fleet.move(superlink)
 
 
 class _Resident(threading.Thread):
@@ -115,6 +125,8 @@ class _Resident(threading.Thread):
         sent, what = time.monotonic() - started - seconds, f"round {asked.group_id or 0}: {asked.message_type}"
         why, trains = failure(reply), asked.message_type.startswith("train")
         self._watch.answered(asked.run_id, seconds if trains else 0.0, why.startswith(DECLINED), bool(why))
+        if why.startswith(DECLINED):
+            return  # the node has said so, as it does on Flower's own nodes
         if why:
             if why != self._refused:  # the server asks again before each round
                 self._say(f"{what} failed: {why}")

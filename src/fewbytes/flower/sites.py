@@ -125,13 +125,14 @@ class GridSites(Sites):
                 pass
 
     def _connected(self, wanted: set[Id], starting: bool = False) -> list[Id]:
-        """Those of the wanted clients that are connected, as soon as all are or connect_timeout is over.
+        """Those of the wanted clients that are connected, as soon as all are or connect_timeout is over. Clients that
+        have no node, such as removed members, are not waited for.
 
         Raises TooFewReplies.
         """
         deadline, reported, of = time.monotonic() + self._policy.connect_timeout, -1, self._nodes
         of.refresh(starting)
-        while not wanted <= of.of.keys() and time.monotonic() < deadline:
+        while not wanted - of.vacant <= of.of.keys() and time.monotonic() < deadline:
             if len(wanted & of.of.keys()) != reported:
                 reported = len(wanted & of.of.keys())
                 self._watcher.waiting(reported, len(wanted))

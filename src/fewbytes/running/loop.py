@@ -120,7 +120,7 @@ class Loop:
         finally:
             self.checkpoints.close()
             if self.status != "running":
-                write_results(self.folder, self._summary(), engine.ledger)
+                write_results(self.folder, self._summary(), engine.ledger, self.rows)
                 self.watcher.ended(self._summary())
         return self._summary()
 

@@ -58,6 +58,11 @@ class NodeWatch:
         with self._lock:
             self._status.connected, self._status.why = True, ""
 
+    def follows(self, superlink: str) -> None:
+        """The SuperLink is at another address, host:port."""
+        with self._lock:
+            self._status.superlink = superlink
+
     def cut_off(self, why: str) -> None:
         """The SuperLink does not answer, or does not accept the node."""
         with self._lock:

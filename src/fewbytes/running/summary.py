@@ -99,12 +99,13 @@ def summary(
     }
 
 
-def write_results(folder: Path, result: dict[str, Any], ledger: Ledger) -> None:
-    """Write result.json and ledger.parquet, each at once or not at all."""
+def write_results(folder: Path, result: dict[str, Any], ledger: Ledger, rows: Sequence[dict[str, Any]]) -> None:
+    """Write result.json and ledger.parquet, each at once or not at all. `rows`: the lines of rounds.jsonl, which have
+    the times at which rounds ended."""
     with replacing(folder / "result.json") as file:
         file.write(json.dumps(result, indent=2).encode() + b"\n")
     temporary = folder / f".ledger.{os.getpid()}.tmp"
-    ledger.write_parquet(temporary)
+    ledger.write_parquet(temporary, {row["round"]: row["time"] for row in rows if "time" in row})
     os.replace(temporary, folder / "ledger.parquet")
 
 

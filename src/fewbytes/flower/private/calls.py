@@ -125,11 +125,15 @@ def next_message(client: FleetHttpClient, node: Node) -> Announced | None:
     return Announced(answer.messages_list[0].metadata.run_id, answer.message_object_trees[0])
 
 
-def fetch(
-    client: FleetHttpClient, node: Node, announced: Announced, ask: Callable[[Callable[[], Any]], Any]
-) -> Message | None:
-    """Fetch a message's objects through `ask`, polling for those not uploaded yet; None if they are gone."""
-    pull = make_pull_object_fn_protobuf(lambda request: ask(lambda: client.PullObject(request)), node, announced.run)
+def pull_object(client: FleetHttpClient, request: Any) -> Any:
+    """An object of a message, as `fetch` requests it."""
+    return client.PullObject(request)
+
+
+def fetch(pulled: Callable[[Any], Any], node: Node, announced: Announced) -> Message | None:
+    """Fetch a message's objects, polling for those not uploaded yet; None if they are gone. `pulled`: the answer to a
+    request of `pull_object`."""
+    pull = make_pull_object_fn_protobuf(pulled, node, announced.run)
     try:
         message = pull_and_inflate_object_from_tree(
             announced.tree, pull, lambda _: None, return_type=Message,

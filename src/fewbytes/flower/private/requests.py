@@ -13,6 +13,8 @@ FLEET = "/v1/fleet/"
 """Nodes use only paths below this; the others are for users and the SuperLink's own processes."""
 ASKED, CONFIRMED, LEFT = f"{FLEET}pull-messages", f"{FLEET}confirm-message-received", "/v1/runtime/push-messages"
 """The paths by which a node asks for messages, a node confirms one, and a run sends messages."""
+REMOVED = "/v1/control/unregister-node"
+"""The path by which a node is removed."""
 
 
 def node_of(body: bytes) -> int:
