@@ -11,6 +11,8 @@ COMMANDS = {
         "deploy": "run one method on Flower's SuperLink and nodes, over TLS",
         "node": "start the node of a client of a deployment, or make a site's key and folder",
         "federation": "make a federation; invite, accept, list and remove its members",
+        "check": "look at a site's or the server's set-up before a run, each thing in a line",
+        "status": "print a run's round, sites, bytes and time left, while it runs",
     },
     "After a run": {
         "report": "write an HTML report of one run, or one that compares several",

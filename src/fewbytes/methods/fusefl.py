@@ -58,7 +58,7 @@ from fewbytes.models.fused import (
 from fewbytes.wire import Dense, payload
 from fewbytes.wire.layout import Forms, forms_of
 
-GROWTH = 100.0  # maximum norm of a trained block or adaptor, as a multiple of a new one's: others train after it
+GROWTH = 25.0  # maximum norm of a trained block or adaptor, as a multiple of a new one's: others train after it
 
 
 @payload

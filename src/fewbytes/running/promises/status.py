@@ -116,7 +116,7 @@ class StatusFile(Promise, Recorder):
             status.usual_seconds = statistics.median(self._recent)
         for metric, kinds in list(row["scores"].items())[:1]:
             kind = self._headline if self._headline in kinds else next(iter(kinds), "")
-            if kind:
+            if kind and metric in self._metrics:  # not of a run with other metrics, which is refused next
                 status.metric, status.kind, status.score = metric, kind, kinds[kind]
                 status.share = self._metrics[metric].share
 
