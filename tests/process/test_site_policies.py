@@ -84,7 +84,7 @@ def test_a_server_that_asks_for_more_gets_nothing_and_a_refusal_is_one_line_at_b
         assert not matching(node_log, rf" {name}: .*declines")  # no second line
         if name in DECLINED:
             why = DECLINED[name][1]
-            (line,) = matching(server_log, rf"^note: client {client} ")
+            (line,) = matching(server_log, rf"^\S+ \S+ note: client {client} ")
             assert re.search(rf"cannot join: {name}: its site declines: .*{why}", line)
             assert all(re.search(rf"^\S+ \S+ round 0, :data: client {client} declines: .*{why}", line) for line in here)
             assert 1 <= len(here) <= 4, here  # at the start, and before each round
@@ -92,7 +92,7 @@ def test_a_server_that_asks_for_more_gets_nothing_and_a_refusal_is_one_line_at_b
     tight, once = names.index("tight"), names.index("once")
     for client, first, why in ((tight, 1, TOO_LARGE), (once, 2, "all its 1 rounds are answered")):
         assert (
-            len(matching(server_log, rf"^note: round {first}: client {client} declined: its site declines: {why}")) == 1
+            len(matching(server_log, rf"^\S+ \S+ note: round {first}: client {client} declined: its site declines: {why}")) == 1
         )
         assert len(matching(node_log, rf"round {first}, train: client {client} declines: {why}")) == 1
     assert [answered(tmp_path, name) for name in ("tight", "once", "open")] == [[], [1], [1, 2, 3]]
