@@ -91,9 +91,8 @@ def test_a_server_that_asks_for_more_gets_nothing_and_a_refusal_is_one_line_at_b
             assert answered(tmp_path, name) == []
     tight, once = names.index("tight"), names.index("once")
     for client, first, why in ((tight, 1, TOO_LARGE), (once, 2, "all its 1 rounds are answered")):
-        assert (
-            len(matching(server_log, rf"^\S+ \S+ note: round {first}: client {client} declined: its site declines: {why}")) == 1
-        )
+        line = rf"^\S+ \S+ note: round {first}: client {client} declined: its site declines: {why}"
+        assert len(matching(server_log, line)) == 1
         assert len(matching(node_log, rf"round {first}, train: client {client} declines: {why}")) == 1
     assert [answered(tmp_path, name) for name in ("tight", "once", "open")] == [[], [1], [1, 2, 3]]
     (run,) = (tmp_path / "runs").iterdir()
