@@ -122,7 +122,7 @@ class FreshRoot:
             for each in distribution(package).entry_points:
                 if each.group == "console_scripts":
                     text = SCRIPT.format(module=each.module, name=each.attr)
-                    path = f"{self.place}/root/usr/local/bin/{each.name}"
+                    path = self.place.joinpath("root", "usr", "local", "bin", each.name)
                     write = f"rm -f {path}; cat > {path} && chmod 755 {path}"
                     subprocess.run(self.entered("sh", "-c", write), input=text, text=True, check=True)
 
