@@ -21,7 +21,6 @@ from msgspec import Meta
 from typer.testing import CliRunner
 
 import fewbytes as fb
-from fewbytes.base.rate import FEWEST, MOST
 from fewbytes.cli.app import app
 from fewbytes.cli.shared import with_settings
 from fewbytes.core.policy import Excluded
@@ -203,12 +202,12 @@ def test_help_groups_the_options_and_shows_their_defaults():
         ({"class_names": "a,b"}, "class_names is a list, not 'a,b'"),
         ({"dataset": 3}, "dataset must be text, not 3"),
         ({"public": 1.5}, "public must be text or a whole number of at least 1, not 1.5"),
-        ({"uplink_bits": 0.1}, "uplink_bits is a number from 0.3 to 8"),
-        ({"downlink_bits": 9.0}, "downlink_bits is a number from 0.3 to 8, or 32: not at all, not 9.0"),
-        ({"downlink_bits": 0.1}, "downlink_bits is a number from 0.3 to 8, or 32: not at all, not 0.1"),
-        ({"bits": 20}, "bits is a number from 0.3 to 8 (uplink_bits also takes auto=RATE"),
-        ({"bits": "auto"}, "bits is a number from 0.3 to 8 (uplink_bits also takes auto=RATE"),
-        ({"bits": 10**400}, "bits is a number from 0.3 to 8"),
+        ({"uplink_bits": 0.05}, "uplink_bits is a number from 0.1 to 16"),
+        ({"downlink_bits": 17.0}, "downlink_bits is a number from 0.1 to 16, or 32: not at all, not 17.0"),
+        ({"downlink_bits": 0.05}, "downlink_bits is a number from 0.1 to 16, or 32: not at all, not 0.05"),
+        ({"bits": 20}, "bits is a number from 0.1 to 16 (uplink_bits also takes auto=RATE"),
+        ({"bits": "auto"}, "bits is a number from 0.1 to 16 (uplink_bits also takes auto=RATE"),
+        ({"bits": 10**400}, "bits is a number from 0.1 to 16"),
         ({"bits": True}, "bits must be a number, not True"),
         ({"bits": 1.0, "uplink_bits": 0.5}, "bits rounds uploads and downloads: leave out uplink_bits"),
         ({"uplink_bits": 0.5, "uplink_step": 1.0}, "uplink_bits and uplink_step both set"),
@@ -226,9 +225,9 @@ def test_what_a_setting_cannot_be_is_said_in_one_line(given, says):
 def test_help_and_errors_name_one_range_of_bits():
     declared = Settings.declared()
     for key, range_ in (
-        ("bits", "0.3 to 8"),
-        ("uplink_bits", "0.3 to 8"),
-        ("downlink_bits", "0.3 to 8, or 32: not at all"),
+        ("bits", "0.1 to 16"),
+        ("uplink_bits", "0.1 to 16"),
+        ("downlink_bits", "0.1 to 16, or 32: not at all"),
     ):
         assert range_ in declared[key].about.help
         with pytest.raises(fb.UserError, match=f"{key} is a number from {range_}"):
@@ -236,12 +235,11 @@ def test_help_and_errors_name_one_range_of_bits():
     assert "--uplink-bits" in declared["bits"].about.help
 
 
-def test_documents_state_both_ranges_of_bits():
+def test_documents_state_the_range_of_bits():
     codec, lossy, commands = ((DOCS / name).read_text("utf-8") for name in ("codec.md", "lossy.md", "command-line.md"))
-    alone, runs = f"{FEWEST:g} to {MOST:g}", RANGE
-    assert f"`bits` may be {alone}. Runs (`fewbytes run --bits`) take {runs}." in codec
-    assert f"{runs} bits are allowed ([the codec alone](codec.md) takes {alone})" in lossy.replace("\n", " ")
-    assert f"to about this number of bits, from {alone};" in commands
+    assert f"`bits` may be {RANGE}, as in runs (`fewbytes run --bits`)" in codec
+    assert f"{RANGE} bits are allowed, as in [the codec alone](codec.md)" in lossy.replace("\n", " ")
+    assert f"to about this number of bits, from {RANGE};" in commands
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 Way = Literal["uplink", "downlink"]
-FEWEST, MOST = 0.1, 16.0  # bits a value that the codec rounds to; runs take fewer (`fewbytes.core.uplink`)
+FEWEST, MOST = 0.1, 16.0  # bits a value that values can be rounded to
 
 
 class Rate(msgspec.Struct, array_like=True, frozen=True):

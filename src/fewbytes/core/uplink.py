@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.rate import Rate
+from fewbytes.base.rate import FEWEST, MOST, Rate
 from fewbytes.base.units import parse_rate, plain
 
-LEAST, MOST = 0.3, 8.0  # bits a value; the codec alone takes more (`fewbytes.base.rate`)
-RANGE = f"{LEAST:g} to {MOST:g}"
+RANGE = f"{FEWEST:g} to {MOST:g}"
 FORM = f"a number from {RANGE}, or auto=RATE, a client's uplink, e.g. auto=1MB/s, or, on Flower, auto"
+CHOSEN = 0.3, 8.0  # bits a value, the fewest and the most that are chosen for a client
 FIRST = 2.0  # for a client without measured seconds
 WEIGHT = 0.5  # weight of the last exchange in the averages of a client's seconds and link
 
@@ -39,7 +39,7 @@ class UplinkBits:
             bits = float(text)
         except ValueError:
             bits = 0.0
-        if not LEAST <= bits <= MOST:
+        if not FEWEST <= bits <= MOST:
             raise UserError(f"uplink_bits is {FORM}; not {text!r}")
         return cls(bits)
 
@@ -81,7 +81,8 @@ class Uplink:
         link = None if seen is None else self._auto.rate or seen.rate
         if seen is None or link is None:
             return Rate(FIRST)
-        return Rate(min(max(8 * link * seen.seconds / seen.values, LEAST), MOST))
+        least, most = CHOSEN
+        return Rate(min(max(8 * link * seen.seconds / seen.values, least), most))
 
     def observe(self, client: int, seconds: float, values: int, rate: float | None) -> None:
         """Record an exchange: seconds the client took for its reply, values it rounded, and bytes a second on its link,

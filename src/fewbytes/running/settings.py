@@ -11,13 +11,13 @@ from msgspec import Meta
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count, Whole
-from fewbytes.base.rate import Rate, Way
+from fewbytes.base.rate import FEWEST, MOST, Rate, Way
 from fewbytes.base.settings import Group, Text, reads_text, setting
 from fewbytes.base.units import parse_bytes
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
 from fewbytes.core.speeds import Speeds
-from fewbytes.core.uplink import LEAST, MOST, RANGE, Uplink, UplinkBits
+from fewbytes.core.uplink import RANGE, Uplink, UplinkBits
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
 
@@ -30,7 +30,7 @@ Size = Annotated[int, Meta(ge=1), Text("an amount of data", parse_bytes, int, ki
 def _bits(given: str | float) -> float:
     """Bits a value. Raises ValueError unless they are a number in RANGE."""
     bits = float(given)
-    if not LEAST <= bits <= MOST:
+    if not FEWEST <= bits <= MOST:
         raise ValueError(given)
     return bits
 
