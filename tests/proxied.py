@@ -12,6 +12,7 @@ from proxy import NONE, Faults, Proxy
 
 import fewbytes as fb
 from fewbytes.experiments.deploy import Deployment, Nodes, places
+from fewbytes.experiments.hosts import settled
 from fewbytes.experiments.settings import Experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower.processes import Processes
@@ -75,7 +76,7 @@ def deploy(
     """Run an experiment on Flower's processes in `folder`/run, each client's link with these faults; `node`: resident
     or stock."""
     experiment = find(experiment).experiment
-    deployed = Deployment(experiment, folder / "run", Nodes(places(experiment, None), kind=node), False)
+    deployed = Deployment(settled(experiment, False), folder / "run", Nodes(places(experiment, None), kind=node), False)
     deployed.processes = through = ProxiedDeployment(deployed.folder, node == "resident")
     host, port = through.address.split(":")
     with ExitStack() as stack:

@@ -32,6 +32,7 @@ from proxy import Faults
 import fewbytes as fb
 from fewbytes.base.units import parse_rate
 from fewbytes.experiments.deploy import KINDS, Deployment, Nodes, places
+from fewbytes.experiments.hosts import settled
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower.certificates import write_certificates
@@ -87,7 +88,7 @@ def deployed(mb: int, rounds: int, kind: str, rate: float | None) -> Seconds:
         if rate is not None:
             return deploy(experiment, Path(folder), Faults(rate), Faults(rate), Seconds, kind)
         nodes = places(experiment, None)
-        run = Deployment(experiment, Path(folder) / "run", Nodes(nodes, kind=kind), False)
+        run = Deployment(settled(experiment, False), Path(folder) / "run", Nodes(nodes, kind=kind), False)
         seen = Seconds()
         run.execute(seen, lambda text: None)
     return seen

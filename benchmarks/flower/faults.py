@@ -32,6 +32,7 @@ from runs import configured, fingerprint
 
 from fewbytes.base.errors import FewbytesError
 from fewbytes.experiments.deploy import Deployment, Nodes, places
+from fewbytes.experiments.hosts import settled
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.flower.children import family_of
 
@@ -125,7 +126,7 @@ def deployed(experiment: Experiment, folder: Path, fault: Fault, node: str) -> S
     except FewbytesError as error:
         if "--resume" not in str(error):
             raise
-        again = Deployment(experiment, folder / "run", Nodes(places(experiment, None), kind=node), True)
+        again = Deployment(settled(experiment, False), folder / "run", Nodes(places(experiment, None), kind=node), True)
         again.execute(Rest(seen[0]), seen[0].note)
     return seen[0]
 

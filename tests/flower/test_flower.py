@@ -33,7 +33,8 @@ from flower_grid import CLIENTS, MemoryGrid, handler_of, left_out, rounds_of, ru
 from flwr.app import Array, ArrayRecord, Message
 
 from fewbytes.engines.handlers import Runner
-from fewbytes.experiments.app import EVENTS, _EventLog
+from fewbytes.experiments.app import _EventLog
+from fewbytes.flower.application import EVENTS
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.link import Exchange
 from fewbytes.flower.messages import read_content, sealed

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from fewbytes.base.errors import UserError
 from fewbytes.experiments.deploy import Deployment, Nodes, Place, places, remembered
+from fewbytes.experiments.hosts import settled
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.own_certificates import check_certificates
@@ -26,7 +27,7 @@ def prepared(folder: Path, resume: bool = False, address: str = "server.example:
     """The folder of a deployment to two hosts."""
     experiment = make_experiment(SMALL)
     nodes = Nodes(places(experiment, "north,south"), address, listen=listen or None)
-    deployment = Deployment(experiment, folder / "run", nodes, resume)
+    deployment = Deployment(settled(experiment, True), folder / "run", nodes, resume)
     deployment.prepare()
     return deployment.folder
 

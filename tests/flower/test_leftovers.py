@@ -21,6 +21,7 @@ from runs import until
 import fewbytes as fb
 from fewbytes.base.processes import Process, is_alive
 from fewbytes.experiments.deploy import Deployment, Nodes, places
+from fewbytes.experiments.hosts import settled
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.children import Child, end, running, send
 from fewbytes.flower.private import programs
@@ -55,7 +56,7 @@ def prepare(folder: Path, left: str | None) -> None:
     if left is not None:
         (folder / "deployment" / "events.jsonl").write_text(left)
     experiment = make_experiment(SETTINGS)
-    Deployment(experiment, folder, Nodes(places(experiment, None)), False).prepare()
+    Deployment(settled(experiment, False), folder, Nodes(places(experiment, None)), False).prepare()
 
 
 def test_the_server_that_a_killed_deployment_left_is_ended_and_no_process_that_only_looks_like_it(tmp_path, start):

@@ -24,6 +24,7 @@ from proxied import Snapshots, deploy
 from proxy import Faults
 
 from fewbytes.experiments.deploy import Deployment, Nodes, places
+from fewbytes.experiments.hosts import settled
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.certificates import write_node_key
 from fewbytes.flower.children import family_of
@@ -141,7 +142,7 @@ class Place:
         self.flower = self.made.processes
 
     def deployment(self, resume: bool) -> Deployment:
-        return Deployment(self.experiment, self.run, Nodes(places(self.experiment, None)), resume)
+        return Deployment(settled(self.experiment, False), self.run, Nodes(places(self.experiment, None)), resume)
 
     def start(self) -> subprocess.Popen:
         """Both nodes in one process."""

@@ -1,29 +1,18 @@
-"""The command line: its commands, their exit codes and errors. Commands import when they run, so that help needs no
-torch."""
+"""The command line: its commands. They import when they run, so that help needs no torch."""
 
 from __future__ import annotations
 
-import errno
-import io
-import itertools
-import os
-import sys
-import warnings
-
 import typer
-from rich.text import Text
 
-from fewbytes.base.errors import FewbytesError, LikelyMistake, UserError, error_text, raised_at, visible
-from fewbytes.base.named import look_in
 from fewbytes.cli.after import attack, audit, export, inspect_file, probe, report, statement
 from fewbytes.cli.check import check
 from fewbytes.cli.codec import decode, encode
+from fewbytes.cli.endings import ending
 from fewbytes.cli.federation import federation, node
 from fewbytes.cli.machines import deploy
 from fewbytes.cli.more import doctor, new, reproduce
 from fewbytes.cli.runs import compare, methods, plan, run
 from fewbytes.cli.watching import status
-from fewbytes.experiments.display import console
 
 app = typer.Typer(
     name="fewbytes",
@@ -31,11 +20,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
+for each in (
     *(methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor),
     *(audit, statement, check, status),
 ):
-    app.command()(command)
+    app.command()(each)
 app.command("inspect")(inspect_file)
 app.add_typer(new, name="new")
 app.add_typer(federation, name="federation")
@@ -47,63 +36,6 @@ def of_all() -> None:
     """Federated learning over slow links, measured in the bytes that cross the wire."""
 
 
-def _debug() -> str:
-    return "" if os.environ.get("FEWBYTES_DEBUG") else "FEWBYTES_DEBUG=1 shows the traceback"
-
-
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 2 the user's input was wrong, 1 anything else, 130 interrupted."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # some locales lack characters
-    plain = warnings.formatwarning
-    warnings.formatwarning = lambda text, kind, *of, **how: visible(
-        f"note: {text}\n" if issubclass(kind, LikelyMistake) else plain(text, kind, *of, **how)
-    )
-    look_in(os.getcwd())
-    try:
-        returned = app(standalone_mode=False)  # an exit code if typer ended the command itself
-        code = returned if isinstance(returned, int) else 0
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except typer.Exit as error:
-        code = error.exit_code
-    except UserError as error:
-        code = _fail(str(error), 2)
-    except OSError as error:
-        users = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR  # what the user can fix
-        where = f": {error.filename}" if error.filename else ""
-        advice = "; free some space, then resume the run with --resume" if error.errno == errno.ENOSPC else ""
-        code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in users else 1)
-    except FewbytesError as error:
-        more = f" ({_debug()})" if getattr(error, "__notes__", None) and _debug() else ""  # a handler's own error
-        code = _fail(f"{error}{more}", 1)
-    except Exception as error:
-        message = getattr(error, "format_message", None)  # a usage error of the command line's library
-        if message is not None:
-            code = _fail(_parameter(error) or f"{message()} (--help lists the options)", 2)
-        else:
-            who = (getattr(error, "__notes__", None) or ["unexpected"])[-1]  # a method's server half, in a round
-            where = "; ".join(filter(None, (raised_at(error, own_code=who != "unexpected"), _debug())))
-            code = _fail(f"{who}: {error_text(error)}{f' ({where})' if where else ''}", 1)
-    sys.exit(code)
-
-
-def _parameter(error: Exception) -> str:
-    """How to set a parameter of the method that was given as an option; empty for other errors."""
-    from fewbytes.methods import METHODS
-
-    option = str(getattr(error, "option_name", ""))
-    key = option.lstrip("-").replace("-", "_")
-    named = [METHODS[name] for name in sys.argv[2:] if name in METHODS] or [METHODS["fedavg"]]
-    if not any(key in method.defaults() for method in named):
-        return ""
-    values = [after for before, after in itertools.pairwise(sys.argv) if before == option]
-    return f"{option} is a parameter of the method, not an option: use --set {key}={(values or ['VALUE'])[0]}"
-
-
-def _fail(text: str, code: int) -> int:
-    if os.environ.get("FEWBYTES_DEBUG"):
-        console.print_exception()
-    console.print(Text.assemble(("fewbytes:", "bold red"), f" {text}".replace("\n", " ")), soft_wrap=True)
-    return code
+    """Run the command line."""
+    ending(lambda: app(standalone_mode=False))  # which returns an exit code if typer ended the command itself

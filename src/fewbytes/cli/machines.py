@@ -58,24 +58,11 @@ def deploy(
 
     Example: `fewbytes deploy fedavg --dataset digits --clients 3 --rounds 2`
     """
-    from fewbytes.experiments.deploy import (
-        KINDS,
-        LOOPBACK,
-        Deployment,
-        Nodes,
-        host_names,
-        not_begun,
-        places,
-        remembered,
-    )
-    from fewbytes.experiments.membership import places_for
-    from fewbytes.experiments.prepared import PreparedRun
-    from fewbytes.experiments.run_folders import again_from, new_folder, resumed, unless_refused
-    from fewbytes.experiments.settings import make_experiment
+    from fewbytes.cli.planned import Question, planned
+    from fewbytes.experiments.deploy import KINDS, LOOPBACK, Deployment, Nodes
+    from fewbytes.experiments.new_folders import new_folder, unless_refused
     from fewbytes.federation.endpoint import of_run, serving
-    from fewbytes.federation.members import read as read_federation
     from fewbytes.flower.dated_lines import DatedLines
-    from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
     from fewbytes.running.watcher import together
 
@@ -83,48 +70,29 @@ def deploy(
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if from_round is not None and resume is None:
         raise UserError("--from-round needs the run to go back in: add --resume RUN")
+    place = None if federation is None else str(federation if resume is None else federation.absolute())
+    where = {"hosts": hosts, "address": address, "listen": listen, "node": node, "federation": place}
     by_hand = sys.stderr.isatty()
     with (
         nullcontext() if by_hand else redirect_stderr(cast(TextIO, DatedLines(sys.stderr))),
         standard_output_for(as_json),
         naming(allow, resume),
     ):
-        unbegun = None if resume is None or from_round is not None else not_begun(resume)
-        if resume is not None:
-            settings = resumed(resume, settings, from_round) if unbegun is None else again_from(unbegun, settings)
-            where = None if federation is None else str(federation.absolute())
-            given = {"hosts": hosts, "address": address, "listen": listen, "node": node, "federation": where}
-            hosts, address, listen, node, where = remembered(resume, given).values()
-            federation = None if where is None else Path(where)
-        elif federation is not None:
-            if hosts or address or listen:
-                raise UserError("--federation has its own hosts and address: leave out --hosts, --address and --listen")
-            members = read_federation(federation)
-            settings.setdefault("clients", len(members.members))
-            hosts = ",".join(places_for(members, int(settings.get("newcomers") or 0)))
-            if not members.members:
-                raise UserError(f"{federation} has no members yet: `fewbytes federation invite NAME` is the first step")
-        if federation is not None:  # whose server may have moved
-            there = read_federation(federation)
-            address, listen = there.address, there.listen
-        elif resume is None and hosts is not None:
-            settings.setdefault("clients", len(host_names(hosts)))
-        job = PreparedRun(settings, here=None if hosts is None else ())
-        notes, nodes = job.notes, places(job.experiment, hosts)
-        if resume is None or unbegun is not None:
-            job.check()  # before anything of Flower's is started
-        folder = resume or new_folder(out, short_name(job.experiment.method))
+        plan = planned(Question(settings, where, resume, from_round, allow, as_json))
+        where = plan.where
+        federation = None if where["federation"] is None else Path(where["federation"])
+        folder = resume or new_folder(out, plan.name)
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
-            again, asked = resume is not None and unbegun is None, make_experiment(settings).toml()
-            how = Nodes(nodes, address or LOOPBACK, node or KINDS[0], listen, federation)
-            deployment = Deployment(job.experiment, folder, how, again, from_round, asked)
+            how = Nodes(
+                plan.nodes, where["address"] or LOOPBACK, where["node"] or KINDS[0], where["listen"], federation
+            )
+            deployment = Deployment(plan.settled, folder, how, plan.again, from_round, plan.asked)
             if show:
                 deployment.prepare()
             else:
-                command = job.experiment.resuming("deploy")
-                with Display(job.method.method_name, folder, command, job.method.promises.headline) as display:
-                    for text in notes:
+                with Display(plan.method, folder, plan.resuming, plan.headline) as display:
+                    for text in plan.notes:
                         display.note(text)
                     with serving(monitor, of_run(folder)):
                         deployment.execute(together([display, *watchers]), display.note)

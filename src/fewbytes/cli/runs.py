@@ -46,8 +46,9 @@ def run(
 
     Example: `fewbytes run fedpurin --dataset digits --clients 10 --alpha 0.3 --rounds 5 --set batch=20`
     """
+    from fewbytes.experiments.new_folders import new_folder, unless_refused
     from fewbytes.experiments.prepared import PreparedRun
-    from fewbytes.experiments.run_folders import new_folder, resumed, unless_refused
+    from fewbytes.experiments.run_folders import resumed
     from fewbytes.federation.endpoint import of_run, serving
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of

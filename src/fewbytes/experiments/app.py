@@ -29,15 +29,13 @@ from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
+from fewbytes.flower.application import EVENTS
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
 from fewbytes.running.settings import ROUNDING, Settings
 from fewbytes.running.watcher import EVENT_NAMES, Passing
-
-EVENTS = "deployment/events.jsonl"
-"""The file in a run folder to which the server writes events for `fewbytes deploy`, if that made the folder."""
 
 NODES = frozenset({"method", "parameters", "fraction", "rounds", "dp"}).union(
     *ROUNDING.values(), *(GROUPS[name].declared() for name in ("data", "partition", "learning", "model"))

@@ -17,8 +17,9 @@ from fewbytes.base.ranges import Share
 from fewbytes.core.method import Method
 from fewbytes.core.training import Local
 from fewbytes.experiments.display import Display, note
+from fewbytes.experiments.new_folders import new_folder
 from fewbytes.experiments.prepared import PreparedRun
-from fewbytes.experiments.run_folders import begun, finished, new_folder
+from fewbytes.experiments.run_folders import begun, finished
 from fewbytes.experiments.settings import make_experiment, make_method, typed
 from fewbytes.methods import METHODS, method_class, short_name
 from fewbytes.models.builders import SMALL_RESNET

@@ -13,27 +13,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fewbytes.base.address import host_and_port
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import make_all_durable, open_plain, replacing
 from fewbytes.base.named import MODULES
 from fewbytes.base.processes import is_alive
-from fewbytes.experiments.app import EVENTS
-from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
+from fewbytes.experiments.hosts import ENVIRONMENT, Settled, write_host
 from fewbytes.experiments.membership import Membership
-from fewbytes.experiments.settings import Experiment
 from fewbytes.federation.members import CERTIFICATES
-from fewbytes.flower.application import application_files
+from fewbytes.flower.application import EVENTS, VACANT, application_files
 from fewbytes.flower.certificates import expiry_note, write_certificates, write_node_key
 from fewbytes.flower.children import send
-from fewbytes.flower.nodes import VACANT
 from fewbytes.flower.private import cli, files, programs
 from fewbytes.flower.processes import Processes
-from fewbytes.running.checkpoint import Checkpoints
 from fewbytes.running.signals import terminating
 from fewbytes.running.watcher import EVENT_NAMES, Watcher
+
+if TYPE_CHECKING:  # it needs torch
+    from fewbytes.experiments.settings import Experiment
 
 LOOPBACK = "127.0.0.1:0"
 KINDS = ("resident", "stock")
@@ -81,13 +80,6 @@ def remembered(folder: Path, given: dict[str, str | None]) -> dict[str, str | No
                 f"{folder} was deployed with --{name} {there[name]}, not {given[name]}: resume it without changing that"
             )
     return {name: there[name] if given[name] is None else given[name] for name in given}
-
-
-def not_begun(folder: Path) -> Path | None:
-    """The config of a deployment that ended before its run's first checkpoint, else None. Such a run starts again in
-    its folder, with the keys and certificates that hosts have."""
-    asked = folder / "deployment" / ASKED
-    return asked if asked.is_file() and not Checkpoints(folder).rounds() else None
 
 
 def places(experiment: Experiment, hosts: str | None) -> list[Place]:
@@ -157,20 +149,20 @@ def end_server(out: Path) -> None:
 class Deployment:
     """A run deployed in `<run folder>/deployment`.
 
-    `resume`, `from_round`: as in `Settings`. `asked`: the settings as they were given, as a config.
+    `settled`: its settings. `resume`, `from_round`: as in `Settings`. `asked`: the settings as they were given, as a
+    config.
     """
 
     def __init__(
         self,
-        experiment: Experiment,
+        settled: Settled,
         folder: Path,
         nodes: Nodes,
         resume: bool,
         from_round: int | None = None,
         asked: str = "",
     ) -> None:
-        self.remote = nodes.remote
-        self.experiment = experiment if self.remote else with_whole_paths(experiment)
+        self.remote, self._settled = nodes.remote, settled
         self.out, self.nodes, self._how = folder.absolute(), nodes.places, nodes
         self.resume, self.from_round, self._asked = resume, from_round, asked
         self.folder, self._again = self.out / "deployment", dict[str, tuple[int, float]]()
@@ -214,7 +206,8 @@ class Deployment:
         for i, place in enumerate(self.nodes if self._members is None else ()):
             write_node_key(self.folder / "keys", place.name)
             if not place.here:
-                write_host(self.processes, self.experiment, i, place.name, self.address)
+                config: dict[str, str | int] = {"partition-id": i, **self._settled.privacy, **self._settled.allowed}
+                write_host(self.processes, place.name, config, self.address)
         make_all_durable(self.folder)
 
     def commands(self) -> str:
@@ -378,7 +371,7 @@ class Deployment:
             "max-runs": 1_000_000,
             "privacy-in-all": "any",
         }  # no limits: the server is on the same machine
-        return config | allowed(self.experiment, here=True)
+        return config | self._settled.allowed
 
     def _write_app(self) -> None:
         app = self.folder / "app"
@@ -387,7 +380,7 @@ class Deployment:
         names = ",".join(
             place.name if of is None or of.has(place.name) else VACANT + place.name for place in self.nodes
         )
-        config = self.experiment.run_config() | {"out": str(self.out), "resume": self.resume, "names": names}
+        config = self._settled.run_config | {"out": str(self.out), "resume": self.resume, "names": names}
         config |= {} if self.from_round is None else {"from_round": self.from_round}
         for name, text in application_files(config).items():
             with replacing(app / name) as file:

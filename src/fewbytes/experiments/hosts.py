@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import private_folder, replacing
@@ -18,7 +21,6 @@ from fewbytes.flower.private import programs
 from fewbytes.flower.processes import CA, Processes
 
 if TYPE_CHECKING:  # these need torch: a site's key is made without
-    from fewbytes.core.problem import Id
     from fewbytes.experiments.settings import Experiment
 
 ENVIRONMENT, STOCK_ENVIRONMENT = (
@@ -90,9 +92,30 @@ CMD ["sh", "start.sh"]
 """The Dockerfile of nodes' folders; examples/09_containers has the same."""
 
 
-def write_host(processes: Processes, experiment: Experiment, client: Id, name: str, address: str) -> None:
+class Settled(msgspec.Struct, frozen=True):
+    """The settings of a run as its deployment needs them, without torch: Flower's run config, and what it adds to the
+    configuration of each node: what the server may name there, and for other hosts the limit of privacy spent."""
+
+    run_config: dict[str, Any]
+    allowed: dict[str, str]
+    privacy: dict[str, str]
+
+
+def settled(experiment: Experiment, remote: bool) -> Settled:
+    """The settings of an experiment for a deployment; `remote`: whether its nodes are on other hosts."""
+    experiment = experiment if remote else with_whole_paths(experiment)
+    promise, privacy = experiment.run.dp, dict[str, str]()
+    if promise is not None and promise.of == "samples":
+        privacy = {"privacy-in-all": f"epsilon={promise.epsilon:g},delta={promise.delta:g}"}
+    return Settled(experiment.run_config(), allowed(experiment, here=not remote), privacy)
+
+
+def write_host(processes: Processes, name: str, config: Mapping[str, str | int], address: str) -> None:
     """Write the folder for a client's node on another host: the SuperLink's certificate, the node's settings, the
-    scripts that start it and, unless it was removed here, the node's key."""
+    scripts that start it and, unless it was removed here, the node's key.
+
+    `config`: the client's number (partition-id) and what the server may name there. `address`: the SuperLink's.
+    """
     folder = processes.folder / "nodes" / name
     private_folder(folder)
     for part in (f"keys/{name}", CA):
@@ -102,12 +125,9 @@ def write_host(processes: Processes, experiment: Experiment, client: Id, name: s
         with replacing(folder / part) as file:
             os.fchmod(file.fileno(), 0o600)
             file.write((processes.folder / part).read_bytes())
-    config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
-    if (promise := experiment.run.dp) is not None and promise.of == "samples":
-        config["privacy-in-all"] = f"epsilon={promise.epsilon:g},delta={promise.delta:g}"
-    command = processes.node_command(
-        name, config | allowed(experiment, here=False), address, folder, port=9094 + client
-    )
+    client = int(config["partition-id"])
+    usual: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
+    command = processes.node_command(name, {**usual, **config}, address, folder, port=9094 + client)
     if processes.resident:
         write_scripts(folder, name, command)
     else:

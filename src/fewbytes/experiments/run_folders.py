@@ -1,20 +1,18 @@
-"""Folders of runs: new ones, whether a run in one is finished or can be resumed, and the settings to resume it with."""
+"""Folders of runs: whether a run in one is finished or can be resumed, and the settings to resume it with."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import time
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.files import lock, make_durable, make_folder
+from fewbytes.base.files import lock
 from fewbytes.base.settings import in_file
 from fewbytes.core.method import Method
+from fewbytes.experiments.deploy import ASKED
 from fewbytes.experiments.groups import DECLARED
 from fewbytes.experiments.settings import make_experiment, make_method, read_experiment
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
@@ -46,6 +44,13 @@ def begun(folder: Path) -> bool:
         with handle:
             shutil.rmtree(folder)
     return False
+
+
+def not_begun(folder: Path) -> Path | None:
+    """The config of a deployment that ended before its run's first checkpoint, else None. Such a run starts again in
+    its folder, with the keys and certificates that hosts have."""
+    asked = folder / "deployment" / ASKED
+    return asked if asked.is_file() and not Checkpoints(folder).rounds() else None
 
 
 def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) -> dict[str, Any]:
@@ -98,32 +103,3 @@ def again_from(asked: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run that has not started yet: those in its file, updated with those given now."""
     there = read_experiment(asked)
     return there | given | {"parameters": there.get("parameters", {}) | given.get("parameters", {})}
-
-
-@contextlib.contextmanager
-def unless_refused(run: Path, new: Path | None) -> Iterator[None]:
-    """Remove the folder made for a run if the run is refused before it starts."""
-    try:
-        yield
-    except UserError:
-        if new is not None and not (run / "config.toml").exists():
-            shutil.rmtree(new)
-        raise
-
-
-def new_folder(out: Path, name: str) -> Path:
-    """A new folder in `out`, named by the time and `name`. Raises UserError if it cannot be made."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    with contextlib.suppress(OSError):
-        make_folder(out)
-    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
-        folder = out / f"{stamp}-{name}{suffix}"
-        try:
-            folder.mkdir()
-            make_durable(out)
-        except FileExistsError:
-            continue
-        except OSError:
-            break
-        return folder
-    raise UserError(f"no new run folder can be made in {out}")

@@ -3,6 +3,7 @@
 `python -m fewbytes.flower.guarded superlink TOKEN LOCAL …` is `flower-superlink …` that serves other machines only what
 nodes need. It accepts long requests from registered nodes only, and commands only with the content of the file TOKEN;
 programs of its machine reach it at the address LOCAL. It answers questions of `fewbytes check` to registered nodes.
+`… guarded flower-superexec …`, which it starts, becomes the server of the run that is submitted.
 `… guarded supernode …` is `flower-supernode …` that runs only the application installed with this package, whatever
 its SuperLink sends. Flower's own check (`--trusted-entities`) accepts only signatures of Flower's hub, over a network.
 """
@@ -20,6 +21,7 @@ from typing import Any
 from fewbytes.flower.answering import Answering, body_length
 from fewbytes.flower.application import APPLICATION, is_installed
 from fewbytes.flower.long_polling import LongPolling
+from fewbytes.flower.private.programs import LAUNCHER
 
 STRANGERS_BYTES = 1 << 16  # maximum request body from anyone
 NODES_BYTES = 1 << 26  # maximum request body from a node; Flower sends at most 21 MB of a model at once
@@ -80,7 +82,8 @@ def knows(token: bytes, given: str | bytes | None) -> bool:
 
 def main() -> None:
     """Run the program that the first argument names, with the other arguments."""
-    if sys.argv.pop(1) == "superlink":
+    program = sys.argv.pop(1)
+    if program == "superlink":
         from fewbytes.flower.private import requests, superlink
 
         secret, local = Path(sys.argv.pop(1)), sys.argv.pop(1)
@@ -93,6 +96,10 @@ def main() -> None:
             ),
             lambda given: knows(token, given),
         )
+    elif program == LAUNCHER:
+        from fewbytes.flower.private.launcher import run_launcher
+
+        run_launcher()
     else:
         from fewbytes.flower.private.supernode import run_supernode
 

@@ -9,14 +9,13 @@ from flwr.app import Message, RecordDict
 
 from fewbytes.base.errors import FrameError, UserError, cleaned
 from fewbytes.core.problem import Id, Problem
+from fewbytes.flower.application import VACANT
 from fewbytes.flower.link import Link
 from fewbytes.flower.messages import decoded, read_content
 from fewbytes.flower.private.grid import connected_nodes
 
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to report its client
 STARTING_SECONDS = 600.0  # maximum for the same wait at the start
-VACANT = "~"
-"""How a name begins that no node has when the run starts or is resumed: that client is not waited for."""
 STRANGER_SECONDS = 30.0  # before a node that was left out is asked again
 
 

@@ -83,7 +83,7 @@ class Processes:
         self.certificates = certificates.absolute() if certificates else self.folder / "certificates"
         self._token, self._lasting = self.folder / "certificates" / "control.token", lasting
         self._superlink: Child | None = None
-        self._launchers, self._answered = set[Process](), 0.0  # what starts a run's server; since when it may
+        self._launchers, self._answered = set[Process](), 0.0  # what becomes the run's server; since when it may
         self._commands: Commands | None = None
         self._nodes: dict[str, Child] = {}
         self._lock: BinaryIO | None = None
@@ -278,7 +278,8 @@ class Processes:
         self._nodes[name] = Child(command, home, self.folder / "logs" / f"{name}.log", variables)
 
     def submit(self, app: Path) -> int:
-        """Submit the Flower app in the folder `app`; its run's id. Raises FewbytesError with Flower's message."""
+        """Submit the Flower app in the folder `app`, one for each start of the SuperLink; its run's id. Raises
+        FewbytesError with Flower's message."""
         return cli.run_id(self._one(f"submitting {app}", cli.submit_command(app.absolute())))
 
     def run_status(self, run: int) -> tuple[str, str]:

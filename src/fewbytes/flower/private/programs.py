@@ -25,11 +25,11 @@ HOME = "FLWR_HOME"
 """The variable that names the folder of a process's own files."""
 LOGGER = "flwr"
 COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
-LAUNCHER = "flower-superexec"  # which the SuperLink starts, and which starts SERVER
+LAUNCHER = "flower-superexec"  # which the SuperLink starts, and which becomes SERVER
 SERVER = "flwr-serverapp"
 """The name of the process that runs a run's server."""
 GUARDED = ("-m", "fewbytes.flower.guarded")
-"""Python's arguments to run `fewbytes.flower.guarded` in place of the first two commands."""
+"""Python's arguments to run `fewbytes.flower.guarded` in place of the first two commands, and of the launcher."""
 
 
 class Local(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from starlette.requests import Request
 from fewbytes.flower import listening
 from fewbytes.flower.answering import KNOWN, REMOVED, UNKNOWN
 from fewbytes.flower.private import replaced
+from fewbytes.flower.private.programs import GUARDED
 
 START_SECONDS = 180
 
@@ -58,7 +60,7 @@ def run_superlink(
         return serve
 
     def with_secret(**options: Any) -> list[str]:
-        command = starting(**{**options, "runtime_address": local})
+        command = [sys.executable, *GUARDED, *starting(**{**options, "runtime_address": local})]
         return [*command, "--superexec-auth-secret-file", str(secret)]
 
     starting = replaced("flwr.superlink.cli.flower_superlink", "_get_superexec_command", with_secret)
