@@ -31,8 +31,9 @@ from fewbytes.core.uplink import RANGE, UplinkBits
 from fewbytes.core.weights import ClassWeights
 from fewbytes.data import PARTITIONS, Partition
 from fewbytes.experiments.app import read_run_config
+from fewbytes.experiments.config_file import read_experiment
 from fewbytes.experiments.groups import DECLARED, GROUPS
-from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.models.lora import Lora
 from fewbytes.models.normalisation import Normalisation
 from fewbytes.running.settings import Settings

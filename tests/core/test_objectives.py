@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import fewbytes as fb
 from fewbytes.base.errors import UserError
-from fewbytes.core.known_metrics import KNOWN
+from fewbytes.core.metric_names import KNOWN
 from fewbytes.core.metrics import value_of
 from fewbytes.core.objectives import class_weights, objective_for
 from fewbytes.models.unet import UNet

@@ -12,8 +12,9 @@ import fewbytes as fb
 from fewbytes.base.errors import UserError
 from fewbytes.data.channels import channel_figures
 from fewbytes.data.split import Split
+from fewbytes.experiments.config_file import read_experiment
 from fewbytes.experiments.run import run_with
-from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower.node import in_common
 from fewbytes.models import build_model

@@ -85,7 +85,7 @@ SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in opt
 
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     """An experiment's settings: those of the config file, overridden by the command line."""
-    from fewbytes.experiments.settings import folded, read_experiment
+    from fewbytes.experiments.config_file import folded, read_experiment
 
     config = given.pop("config", None)
     settings = read_experiment(config) if config is not None else {}

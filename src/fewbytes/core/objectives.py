@@ -212,7 +212,7 @@ OBJECTIVES: Mapping[Kind, tuple[type[Objective], str]] = {
     "masks": (Segmentation, "segmentation"),
     "tokens": (NextToken, "text"),
 }
-"""Objectives by kind of learning, and each one's kind of metrics (a key of `fewbytes.core.known_metrics.KNOWN`)."""
+"""Objectives by kind of learning, and each one's kind of metrics (a key of `fewbytes.core.metric_names.KNOWN`)."""
 
 
 def objective_for(

@@ -24,7 +24,7 @@ class Terms(TypedDict, total=False):
     """Options of a user's task, besides its model and data.
 
     `loss`: (outputs, targets) to a batch's mean, in place of the usual one. `metrics`: scores of models, the first is
-    the main one: names (`fewbytes.core.known_metrics.KNOWN`), or a mapping from names to torchmetrics' metrics or
+    the main one: names (`fewbytes.core.metric_names.KNOWN`), or a mapping from names to torchmetrics' metrics or
     functions that make one. `weights`: per class, or balanced. `transform`: (x, y) to a randomly changed x, for every
     training batch. `output`: the input of `loss` if a model gives more than logits (an output of transformers, or a
     tuple or dict with `logits` or logits first): the logits, or the whole output. `seed`: of all randomness.

@@ -16,7 +16,8 @@ from fewbytes.codec.states import KINDS as CODEC
 from fewbytes.codec.stream import Versions
 from fewbytes.core.method import Method, handlers_of
 from fewbytes.core.training import Local
-from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.experiments.config_file import read_experiment
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.methods import METHODS
 
 KINDS = {

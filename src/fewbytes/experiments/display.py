@@ -17,6 +17,7 @@ from rich.text import Text
 
 from fewbytes.base.errors import visible
 from fewbytes.base.units import listed, moved, written
+from fewbytes.core.metric_names import traits
 from fewbytes.core.policy import ABSENT
 from fewbytes.running.watcher import Watcher
 
@@ -218,8 +219,6 @@ def _duration(seconds: float) -> str:
 
 def score_words(scores: dict[str, dict[str, float]], named: bool | None = None) -> str:
     """Scores by metric and kind in a line; accuracy as the only metric needs no name, unless `named`."""
-    from fewbytes.core.known_metrics import traits  # imports torch, which is loaded if something was scored
-
     lines = []
     for metric, kinds in scores.items():
         share = traits(metric)[1]

@@ -14,8 +14,9 @@ from fewbytes.base.errors import UserError, cleaned
 from fewbytes.core.policy import Excluded, Policy
 from fewbytes.core.site_policy import HIDING, History, Request, SitePolicy, withheld
 from fewbytes.experiments.app import serve_client
+from fewbytes.experiments.config_file import read_experiment
 from fewbytes.experiments.run import run
-from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.methods import registered
 from fewbytes.wire.frame import Parsed
 from fewbytes.wire.inspect import lines_of

@@ -12,9 +12,10 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock
 from fewbytes.base.settings import in_file
 from fewbytes.core.method import Method
+from fewbytes.experiments.config_file import read_experiment
 from fewbytes.experiments.deploy import ASKED
 from fewbytes.experiments.groups import DECLARED
-from fewbytes.experiments.settings import make_experiment, make_method, read_experiment
+from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
 from fewbytes.running.rounding import unrounded
 from fewbytes.running.settings import ROUNDING

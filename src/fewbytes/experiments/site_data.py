@@ -9,8 +9,9 @@ from typing import Any
 
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.named import only_allowed
+from fewbytes.experiments.config_file import read_experiment
 from fewbytes.experiments.loading import load
-from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.experiments.settings import make_experiment
 
 
 def read_site_data(place: str, node: Mapping[str, Any], config: Path | None) -> str:

@@ -27,7 +27,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import check_own
 from fewbytes.base.parquet import check_parquet
 from fewbytes.base.units import written
-from fewbytes.core.known_metrics import CHANCE, traits
+from fewbytes.core.metric_names import CHANCE, traits
 from fewbytes.report.records import Attack, Local, Membership, Partition, Poison, Probe, Result, Round, Traits
 
 T = TypeVar("T")
