@@ -34,6 +34,8 @@ class Row:
     down: Counted
     up: Counted
     outcome: str = "answered"  # one of OUTCOMES
+    steps: int = 0  # of local training, in a run with a round time
+    seconds: float = 0.0  # of the simulated clock when the reply came; 0: no such clock was asked for
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Ledger:
         "mask_bits_down",
         "mask_bits_up",
         "outcome",
+        "steps",
+        "simulated_ms",
     )
 
     def __init__(self) -> None:
@@ -93,8 +97,9 @@ class Ledger:
         if row.handler not in self.handlers:
             self.handlers.append(row.handler)
         handler, outcome = self.handlers.index(row.handler), OUTCOMES.index(row.outcome)
+        timing = row.steps, round(1000 * row.seconds)
         nominal = (row.down.value_bytes, row.up.value_bytes, row.down.mask_bits, row.up.mask_bits)
-        self._rows.extend((row.round, handler, row.client, row.bytes_down, row.bytes_up, *nominal, outcome))
+        self._rows.extend((row.round, handler, row.client, row.bytes_down, row.bytes_up, *nominal, outcome, *timing))
         self._refused |= row.outcome == "rejected"
         moved = (row.bytes_up, row.bytes_down, row.up.nominal_bytes, row.down.nominal_bytes, *nominal[1::-1])
         for name, size in zip(self._totals, moved, strict=True):

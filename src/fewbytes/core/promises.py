@@ -41,6 +41,9 @@ class Promises:
     """Whether `finish` sends requests to clients; if not, only the server works."""
     streams: bool = False
     """Whether its server takes replies as they arrive (`Network.stream`): clients then work across rounds."""
+    normalises_steps: bool = False
+    """Whether its server weights replies correctly whatever their clients' numbers of local steps, which a run may then
+    set for each (`--round-time`): its handlers train once, with `site.lasting(self.local)`."""
     aggregates: Set[str] = frozenset()
     """The rules (`fewbytes.core.rules`) that apply to all of its server's means of clients' replies. It gets them from
     `net.mean`, `net.entry_means` or, for other than plain means, `net.clipped`."""

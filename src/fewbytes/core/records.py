@@ -30,6 +30,7 @@ class Records(msgspec.Struct, array_like=True):
     scores: dict[str, Scores] = {}  # by kind, such as personalised
     losses: dict[str, float] = {}
     measures: dict[str, float] = {}
+    steps: int = 0  # of local training, in a run with a round time
 
     def check(self) -> None:
         """Raises MethodError for measurements that a server would ignore: invalid names, or more than MOST_NAMES."""

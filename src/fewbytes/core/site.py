@@ -22,7 +22,7 @@ from fewbytes.core.problem import Id, Posed
 from fewbytes.core.recalibration import recalibrate
 from fewbytes.core.records import Records
 from fewbytes.core.reused import Reused, undone
-from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
+from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready, steps_of
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import LazySamples, Split
 
@@ -82,6 +82,9 @@ class Site:
         """The engine's seed for the global generators before the handler runs: torch's and, for transforms of users'
         data sets, Python's and numpy's."""
         self.records = Records()
+        self.given_steps: int | None = None
+        """The number of local steps that the run gives this client; 0: the method's own; None: a run without a round
+        time, in which steps are not reported."""
         self._what, self._scored, self._shared = what, scored, shared or Shared()
         self._taken = 0  # models
         self._fitted = False
@@ -147,6 +150,8 @@ class Site:
         if self.problem.privacy and hooks.get("memory") is not None:
             raise MethodError("dp of samples does not cover training that continues an optimiser's state")
         private = self._private(model, local, more is not None, x, y) if self.problem.privacy else None
+        if self.given_steps is not None:
+            self.records.steps += steps_of(local, len(y))
         shared = self._shared
         again = shared.recordings if any(model is each.model for each in shared.models.values()) else None
         try:
@@ -172,6 +177,15 @@ class Site:
         elif local.order == "shuffled" or len(y) > 1:
             self.records.losses["train"] = value
         return value
+
+    def lasting(self, local: Local) -> Local:
+        """The terms of local training with the number of steps that the run gives this client (`--round-time`), if it
+        does; for methods that promise `normalises_steps`."""
+        return replace(local, steps=self.given_steps) if self.given_steps else local
+
+    def steps(self, local: Local) -> int:
+        """The number of steps of a training with these terms."""
+        return steps_of(local, len(self.train))
 
     def _private(
         self, model: nn.Module, local: Local, more: bool, x: Tensor | NamedTensors | LazySamples, y: Tensor

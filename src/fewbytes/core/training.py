@@ -301,6 +301,11 @@ def fit(
     return float(total) / counts[-1] if bounds and counts else 0.0
 
 
+def steps_of(local: Local, samples: int) -> int:
+    """The number of steps of a training on that many samples, without privacy of samples."""
+    return sum(by_epoch(local, len(batches(samples, local.batch, local.last))))
+
+
 def by_epoch(local: Local, whole: int) -> list[int]:
     """Number of batches in each epoch of a training; `whole`: in a full epoch."""
     if not local.steps:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from fewbytes.core.problem import Id
-from fewbytes.core.uplink import Uplink
 from fewbytes.engines.handlers import Job
 from fewbytes.engines.roster import Roster
-from fewbytes.engines.terms import Origin
+from fewbytes.engines.terms import Origin, Terms
 from fewbytes.engines.transport import Answer, Transport
 
 WINDOW = 8  # answers polled at a time; the transport keeps the others
@@ -25,12 +24,20 @@ Order = tuple[Job, Sequence[bytes]]
 
 @dataclass
 class Flight:
-    """A request in flight: its client, its job (None: the client was unreachable), its deadline and its answer."""
+    """A request in flight: its client, its job (None: the client was unreachable), its deadline and its answer.
+    `ended`: when the answer came, on the simulated clock."""
 
     client: Id
     job: Job | None
     deadline: float
     answer: Answer | None = None
+    ended: float = 0.0
+
+    @property
+    def asked(self) -> Job:
+        """The job of a client that was reachable."""
+        assert self.job is not None
+        return self.job
 
     @property
     def came(self) -> Answer:
@@ -43,9 +50,10 @@ class Dispatcher:
     """Sends jobs and waits for answers, at most `patience` seconds (default: no limit)."""
 
     def __init__(
-        self, transport: Transport, roster: Roster, uplink: Uplink, origin: Origin, patience: float = math.inf
+        self, transport: Transport, roster: Roster, terms: Terms, origin: Origin, patience: float = math.inf
     ) -> None:
-        self.transport, self.roster, self.uplink, self.patience = transport, roster, uplink, patience
+        self.transport, self.roster, self.patience = transport, roster, patience
+        self.uplink, self.round_time = terms.uplink, terms.round_time
         self.memory = Memory(transport.processes)
         self.on_awaited: Callable[[list[Id]], None] = lambda clients: None
         """Called once per call with the clients that are still awaited after AWAITED_SECONDS."""
@@ -58,7 +66,8 @@ class Dispatcher:
     def job(self, handler: str, client: Id, t: int, scored: bool) -> Job:
         """A job for a client that starts from its last accepted state."""
         version, rate = self.roster.versions.get(client, 0), self.uplink.rate(client)
-        return Job(self.next_number(), handler, client, t, scored, version, rate=rate)
+        steps = None if handler.startswith(":") else self.round_time.steps(client)
+        return Job(self.next_number(), handler, client, t, scored, version, rate=rate, steps=steps)
 
     def ask(
         self, handler: str, clients: Sequence[Id], t: int, scored: bool = False, call: int = 0, frame: bytes = b""

@@ -12,13 +12,14 @@ from fewbytes.core.network import Network
 from fewbytes.core.problem import Id
 from fewbytes.core.rules import Rule
 from fewbytes.core.step import Step
+from fewbytes.engines.clock import Clock
 from fewbytes.engines.dispatcher import Dispatcher
 from fewbytes.engines.handlers import Handlers
 from fewbytes.engines.quorum import Quorum
 from fewbytes.engines.replies import Replies
 from fewbytes.engines.requests import Outbox
 from fewbytes.engines.scheduler import Scheduler
-from fewbytes.engines.streaming import Clock, Streaming
+from fewbytes.engines.streaming import Streaming
 from fewbytes.engines.suspects import Suspects
 from fewbytes.engines.terms import Named, Origin, Terms
 from fewbytes.engines.transport import Sites
@@ -42,8 +43,8 @@ class Engine:
         quorum = Quorum(terms.policy, self.roster, sites.called, over)
         self.suspects = Suspects(self.problem)
         self.outbox = Outbox(terms, Handlers(terms.method), dispatcher)
-        self.replies = Replies(terms, self.roster, self.outbox)
-        self.streaming = Streaming(self.outbox, self.replies, quorum, self.suspects, Clock(terms.seconds))
+        self.replies = Replies(terms, self.roster, self.outbox, Clock(terms))
+        self.streaming = Streaming(self.outbox, self.replies, quorum, self.suspects)
         self.scheduler = Scheduler(terms, self.outbox, self.replies, quorum, self.suspects, self.streaming)
         self.network = Network(self.scheduler)
         """The network passed to the method's server half."""

@@ -94,6 +94,7 @@ class Job(msgspec.Struct, array_like=True):
     message: Part | None = None  # the message to answer; None: nothing was sent
     reply_to: str = ""  # where a long reply may be written
     rate: Rate = Rate()  # how finely the reply is rounded
+    steps: int | None = None  # of local training; 0: the method's own; None: as 0, and they are not reported
 
     @property
     def parts(self) -> list[Part]:
@@ -218,7 +219,7 @@ class Runner:
     def _site(self, job: Job, handler: str, done: Done) -> Site:
         """The site passed to a handler of the job, whose records go to `done`; seeds the global generators."""
         site = Site(self.task, job.client, job.round, handler, self._shared, job.scored)
-        site.records = done.records
+        site.records, site.given_steps = done.records, job.steps
         seed_all(site.seed)
         return site
 

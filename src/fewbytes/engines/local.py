@@ -48,7 +48,7 @@ def local_engine(terms: Terms, origin: Origin | None = None, workers: int | None
         try:
             transport = Here(runner) if pool is None else pool
             roster = Roster(terms.task, terms.policy, origin)
-            dispatcher = Dispatcher(transport, roster, terms.uplink, origin)
+            dispatcher = Dispatcher(transport, roster, terms, origin)
             yield Engine(terms, dispatcher, LocalSites(runner, roster), origin)
         finally:
             if pool is not None:

@@ -13,9 +13,11 @@ from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
 from fewbytes.core.records import Records
+from fewbytes.core.round_time import MOST
 from fewbytes.core.step import Step
+from fewbytes.engines.clock import Clock
 from fewbytes.engines.dispatcher import Flight
-from fewbytes.engines.handlers import UP_BITS, Done, Job, unchanged
+from fewbytes.engines.handlers import UP_BITS, Done, unchanged
 from fewbytes.engines.requests import Outbox, Request
 from fewbytes.engines.roster import Roster
 from fewbytes.engines.terms import Terms
@@ -32,9 +34,10 @@ Check = Callable[[Id, Any], None]
 class Replies:
     """Checks the replies of a run, and enters its exchanges."""
 
-    def __init__(self, terms: Terms, roster: Roster, outbox: Outbox) -> None:
+    def __init__(self, terms: Terms, roster: Roster, outbox: Outbox, clock: Clock) -> None:
+        self.clock, self.round_time = clock, terms.round_time
         self.ledger = Ledger()
-        """All exchanges of the run; the loop sets the ledger of a resumed run."""
+        """All exchanges of the run."""
         self.step = Step(terms.task.problem)
         """The current step, which gathers the replies' records."""
         self.on_reply: Callable[[Id], None] = lambda client: None
@@ -52,7 +55,7 @@ class Replies:
         answer = flight.came
         try:
             if answer.outcome == "answered" and request is not None and flight.job is not None:
-                value = self._settled(handler, flight.job, request, answer, check)
+                value = self._settled(handler, flight, request, check)
                 self.on_reply(flight.client)
                 return value
         except FrameError as error:
@@ -69,9 +72,10 @@ class Replies:
         """Enter in the ledger that a client is left out without waiting for an answer."""
         return self._left_out(handler, client, request, Answer(outcome, why))
 
-    def _settled(self, handler: Handler, job: Job, request: Request, answer: Answer, check: Check | None) -> Any:
+    def _settled(self, handler: Handler, flight: Flight, request: Request, check: Check | None) -> Any:
         """The decoded reply; enters its exchange in the ledger. Raises FrameError, without an entry, for a reply that
         is damaged, far larger than the model, not finite, or that the client may not send."""
+        job, answer = flight.asked, flight.came
         if answer.done.version not in (job.version, job.version + 1):
             version, asked = answer.done.version, job.version
             raise FrameError("header", f"it has state version {version}, expected version {asked}")
@@ -86,7 +90,7 @@ class Replies:
                     raise FrameError("values", str(error)) from None
             layout = self._problem.layout(job.client)
             self.step.updates.add(handler.name, job.client, layout, request.message, value)
-        self._enter(handler, job.client, request, answer, counted(value))
+        self._enter(handler, flight, request, counted(value))
         return value
 
     def _admitted(self, handler: Handler, kind: type[Any], client: Id, request: Request, frame: memoryview) -> Any:
@@ -118,16 +122,21 @@ class Replies:
             self._bounded[key] = self._policy.max_norm * max(1.0, norm(first.values())), 16 * size + MARGIN
         return self._bounded[key]
 
-    def _enter(self, handler: Handler, client: Id, request: Request, answer: Answer, up: Counted) -> None:
+    def _enter(self, handler: Handler, flight: Flight, request: Request, up: Counted) -> None:
         """Enter an accepted reply: its frames, state version, records and ledger row."""
-        step, done, length = self.step, answer.done, len(answer.frame)
+        step, client, answer = self.step, flight.client, flight.came
+        done, length = answer.done, len(answer.frame)
+        steps = 0 if self.round_time.seconds is None else min(max(0, done.records.steps), MOST)
+        seconds = flight.ended if self.clock.entered else 0.0
         self._keep_request(handler.name, client, request)
         self._keep(client, handler.name, "up", answer.frame)
         self._roster.versions[client], self._roster.has_replies = done.version, True
         self._outbox.delivered(client, request)
         step.records.add(client, done.records)
         step.records.add(client, Records(measures=request.measured))
-        self.ledger.add(Row(step.t, handler.name, client, request.length, length, request.counted, up))
+        row = Row(step.t, handler.name, client, request.length, length, request.counted, up, "answered", steps, seconds)
+        self.ledger.add(row)
+        self._note_pace(client, steps, request.length + length, answer)
         self._note_speed(client, done, request.length + length, answer.moving)
 
     def _note_speed(self, client: Id, done: Done, moved: int, moving: float | None) -> None:
@@ -137,6 +146,25 @@ class Replies:
         if self._uplink.picks and client in (picked := self.step.records.measures.get(UP_BITS, {})):
             ends = dict.fromkeys(f"{end:.2g}" for end in (min(picked.values()), max(picked.values())))
             self.step.note("clients sent what their links move while they train", f"{' to '.join(ends)} bits a value")
+
+    def _note_pace(self, client: Id, steps: int, moved: int, answer: Answer) -> None:
+        """Note how long a client took for its steps and its transfers, which may set its next number of steps."""
+        training, moving = answer.done.seconds, answer.moving or 0.0
+        if self.clock.simulated:
+            training, moving = self.clock.training(client, steps), self.clock.moving(client, moved)
+        self.round_time.observe(client, steps, training, moving)
+        if self.round_time.short:
+            what = "the round time is shorter than an exchange with one local step: raise it"
+            self.step.note(what, f"{len(self.round_time.short)} clients")
+
+    def resume(self, ledger: Ledger) -> None:
+        """Set the ledger of a resumed run; clients then take as many steps as it shows, or as fit by it."""
+        self.ledger = ledger
+        for client, (steps, moved) in self.round_time.last(ledger).items():
+            training, moving = self.round_time.seconds or 0.0, 0.0
+            if self.clock.simulated:
+                training, moving = self.clock.training(client, steps), self.clock.moving(client, moved)
+            self.round_time.observe(client, steps, training, moving)
 
     def _left_out(self, handler: str, client: Id, request: Request | None, answer: Answer) -> LeftOut:
         """Enter an exchange without a valid reply; its bytes still count."""

@@ -13,11 +13,11 @@ from fewbytes.core.network import Handler
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id
 from fewbytes.core.step import Step
-from fewbytes.engines.dispatcher import Order
+from fewbytes.engines.dispatcher import Flight, Order
 from fewbytes.engines.handlers import SCORE
 from fewbytes.engines.quorum import Quorum
 from fewbytes.engines.replies import Check, Replies
-from fewbytes.engines.requests import Outbox, Requests
+from fewbytes.engines.requests import Outbox, Request, Requests
 from fewbytes.engines.streaming import Streaming
 from fewbytes.engines.suspects import Suspects
 from fewbytes.engines.terms import Terms
@@ -173,7 +173,8 @@ class Scheduler:
             self._pass_over(handler, asked)
             requests = Requests(self.outbox, handler, messages, able, own)
             step.calls += 1
-            self.streaming.clock.exchange(able)
+            clock = self.streaming.clock
+            began = ended = clock.now
             wanted = self.quorum.wanted(step, able)
 
             def order(client: Id) -> Order:
@@ -183,6 +184,8 @@ class Scheduler:
             with closing(self.dispatcher.in_order(able, order, step.calls, wanted)) as flights:
                 for flight in flights:
                     request = requests.take(flight.client) if flight.client in requests.open else None
+                    flight.ended = self._ended(began, flight, request)
+                    ended = max(ended, flight.ended)
                     reply = self.replies.received(handler, flight, request, check)
                     if not isinstance(reply, LeftOut):
                         self.suspects.read(handler, flight.client, reply)
@@ -190,10 +193,18 @@ class Scheduler:
                     elif reply.outcome != "surplus":
                         failed.append(reply)
                         self.quorum.check(step, handler.name, len(able), failed, wanted)
+            clock.now = ended
         except Exception:  # the engine's own: the method's errors are not raised here
             self.suspects.failed, self.suspects.last, self._open = True, None, None
             raise
         self._open, self.suspects.last = None, None
+
+    def _ended(self, began: float, flight: Flight, request: Request | None) -> float:
+        """When a client's answer to a call that began at that time comes, on the simulated clock."""
+        clock, down = self.streaming.clock, 0 if request is None else request.length
+        steps = 0 if flight.job is None else flight.job.steps or 0
+        trained = clock.trained(flight.client, began, down, steps)
+        return clock.arrives(flight.client, trained, len(flight.came.frame))
 
     def _pass_over(self, handler: Handler, asked: Sequence[Id]) -> None:
         """Enter the clients that are not asked as left out."""

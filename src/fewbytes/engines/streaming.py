@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,28 +18,6 @@ from fewbytes.engines.requests import Outbox, Request, Requests
 from fewbytes.engines.suspects import Suspects
 from fewbytes.engines.terms import Origin, UnderWay, Work
 from fewbytes.wire import pack_state, unpack_state
-
-
-class Clock:
-    """Simulated seconds since a run began. `seconds`: per client, the duration of an exchange (None: real time, which
-    this clock does not count)."""
-
-    def __init__(self, seconds: Sequence[float] | None) -> None:
-        self.now = 0.0
-        self._seconds = seconds
-
-    @property
-    def simulated(self) -> bool:
-        """Whether this clock determines when clients answer."""
-        return self._seconds is not None
-
-    def takes(self, client: Id) -> float:
-        """A client's seconds per exchange."""
-        return 0.0 if self._seconds is None else self._seconds[client]
-
-    def exchange(self, asked: Iterable[Id]) -> None:
-        """Advance until all of these clients have answered."""
-        self.now += max(map(self.takes, asked), default=0.0)
 
 
 class AtWork:
@@ -100,9 +78,9 @@ class AtWork:
 class Streaming:
     """The stream of a run (`fewbytes.core.network.Network.stream`), and the clients working for it."""
 
-    def __init__(self, outbox: Outbox, replies: Replies, quorum: Quorum, suspects: Suspects, clock: Clock) -> None:
+    def __init__(self, outbox: Outbox, replies: Replies, quorum: Quorum, suspects: Suspects) -> None:
         self.at_work = AtWork()
-        self.clock = clock
+        self.clock = replies.clock
         self._outbox, self._replies, self._quorum, self._suspects = outbox, replies, quorum, suspects
         self._dispatcher, self._roster = outbox.dispatcher, outbox.dispatcher.roster
         self._flights: dict[Id, Flight] = {}  # of working clients that have been sent their requests
@@ -138,8 +116,9 @@ class Streaming:
                 free = [i for i in able if i not in self.at_work and i not in step.streamed]
                 places = min(at_once - len(self.at_work), len(free))
                 for client in sorted(map(int, rng.choice(free, places, replace=False))) if places > 0 else ():
-                    until = self.clock.now + self.clock.takes(client)
-                    self.at_work.add(Work(client, handler.name, step.t, step.scored, until, 0), requests)
+                    work = Work(client, handler.name, step.t, step.scored, 0.0, 0)
+                    self.at_work.add(work, requests)
+                    work.until = self.clock.trained(client, self.clock.now, self.at_work.request(client).length)
                 if not len(self.at_work):
                     return
                 work, reply = self._next(handler)
@@ -175,21 +154,33 @@ class Streaming:
             self._quorum.check(self._replies.step, handler.name, len(able), failed, min(at_once, len(able)))
 
     def _next(self, handler: Handler) -> tuple[Work, Any | LeftOut]:
-        """Wait for the working client that finishes first, by the simulated clock or in real time; ties go to the
+        """Wait for the working client whose reply arrives first, by the simulated clock or in real time; ties go to the
         client asked first."""
-        turns = sorted(self.at_work, key=lambda work: work.until)
-        for work in turns:
-            if work.client not in self._flights:
-                if work is not turns[0] and len(self._flights) >= self._dispatcher.transport.ahead:
-                    break
-                self._flights[work.client] = self._dispatcher.launch(work.client, partial(self._order, work), call=0)
-        sent = [self._flights[work.client] for work in turns if work.client in self._flights]
-        flight = self._dispatcher.first(sent[:1] if self.clock.simulated else sent)
+        while True:
+            turns = sorted(self.at_work, key=self._ends)
+            for work in turns:
+                if work.client not in self._flights:
+                    if work is not turns[0] and len(self._flights) >= self._dispatcher.transport.ahead:
+                        break
+                    self._flights[work.client] = self._dispatcher.launch(
+                        work.client, partial(self._order, work), call=0
+                    )
+            sent = [self._flights[work.client] for work in turns if work.client in self._flights]
+            flight = self._dispatcher.first(sent[:1] if self.clock.simulated else sent)
+            if not self.clock.simulated or flight.ended:
+                break
+            # sending the reply takes time, too, and another client's may arrive before it
+            flight.ended = self.clock.arrives(flight.client, turns[0].until, len(flight.came.frame))
         del self._flights[flight.client]
         request = self.at_work.request(flight.client)
         work, _ = self.at_work.take(flight.client)
-        self.clock.now = max(self.clock.now, work.until)
+        self.clock.now = max(self.clock.now, flight.ended)
         return work, self._replies.received(handler, flight, request)
+
+    def _ends(self, work: Work) -> float:
+        """When a client's reply arrives or, before it is made, when the client has trained."""
+        flight = self._flights.get(work.client)
+        return flight.ended if flight is not None and flight.ended else work.until
 
     def _order(self, work: Work, client: Id) -> Order:
         """The same order however often it is sent, so that a node answers a repeated order with its stored reply."""

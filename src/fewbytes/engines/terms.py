@@ -10,9 +10,11 @@ from typing import NamedTuple, Self
 
 from fewbytes.base.rate import ALL, Rate
 from fewbytes.codec.delta import DeltaStream
+from fewbytes.core.links import Link
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.round_time import RoundTime
 from fewbytes.core.task import Task
 from fewbytes.core.uplink import Uplink
 from fewbytes.engines.downlink import Acknowledged
@@ -25,7 +27,8 @@ class Terms:
     `keep_frames`: keep them in the run folder. `uplink`, `downlink`: how finely replies and messages are rounded.
     `downlink_wanted`: whether
     a message that cannot be rounded is an error. `seconds`: simulated seconds per exchange, by client (None: real
-    time)."""
+    time); `links`: simulated links, by client (empty: transfers take no time); `timed`: whether a user gave either.
+    `round_time`: how many local steps clients take."""
 
     method: Method
     task: Task
@@ -37,6 +40,9 @@ class Terms:
     downlink: Rate = ALL
     downlink_wanted: bool = True
     seconds: Sequence[float] | None = None
+    links: Sequence[Link] = ()
+    timed: bool = False
+    round_time: RoundTime = field(default_factory=RoundTime)
 
     @property
     def states(self) -> Path:

@@ -43,7 +43,7 @@ NODES = frozenset({"method", "parameters", "fraction", "rounds", "dp"}).union(
 """The settings that a node reads from the server."""
 SERVERS = frozenset({"out", "resume", "from_round", "names", *Settings.declared(), *Policy.declared()}) - NODES
 """The server's own settings, which a node ignores; it refuses those of simulations."""
-SIMULATED = frozenset({"speeds", "ray_address"})
+SIMULATED = frozenset({"speeds", "links", "ray_address"})
 
 _served: dict[str, Served] = {}  # of this process, by settings and client
 

@@ -68,4 +68,5 @@ def run_with(run: Run) -> Result:
     if settings.engine != "local":
         raise UserError("use `fewbytes deploy` to start or resume a deployment")
 
+    settings.check_in_process()
     return drive(run, lambda terms, origin, _: local_engine(terms, origin, settings.workers))

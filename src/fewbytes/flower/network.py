@@ -30,7 +30,7 @@ def grid_engine(
     nodes = Nodes(link, terms.task.problem, names, terms.policy.connect_timeout)
     transport = GridTransport(terms, link, nodes, origin.nonce)
     roster = Roster(terms.task, terms.policy, origin)
-    dispatcher = Dispatcher(transport, roster, terms.uplink, origin, terms.policy.round_timeout)
+    dispatcher = Dispatcher(transport, roster, terms, origin, terms.policy.round_timeout)
     sites = GridSites(terms, link, nodes, transport, dispatcher, watcher)
     engine = Engine(terms, dispatcher, sites, origin)
     look_often()

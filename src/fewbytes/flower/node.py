@@ -270,7 +270,7 @@ class Node:
     def _digest(self, order: Order, frames: Sequence[memoryview]) -> bytes:
         job = order.job
         asked = (job.handler, job.client, job.round, order.call, job.scored, job.version, job.rate)
-        what = (order.agreed, order.coded, *asked)
+        what = (order.agreed, order.coded, *asked, *([] if job.steps is None else [job.steps]))
         return blake3(msgspec.msgpack.encode(what) + b"".join(digest_of(frame) for frame in frames)).digest()
 
     def _path(self, client: Id) -> Path:
@@ -319,6 +319,7 @@ def beside(done: Done) -> list[str]:
     there += [f"scores: {name}" for name in done.scores]
     if done.sample_counts is not None and done.sample_counts[0] is not None:
         there.append("numbers of samples" + ("" if isinstance(done.sample_counts[0], int) else " by class"))
+    there += ["number of local steps"] if records.steps else []
     there += ["versions of its software"] if done.versions else []
     return there + (["an error's text"] if done.error else [])
 

@@ -132,7 +132,7 @@ class Loop:
             forget_result(self.folder)
         write_text(self.folder / "rounds.jsonl", self.checkpoints.rows.restore(checkpoint.rows).decode())
         exchanges = self.checkpoints.ledger.restore(checkpoint.ledger)
-        self.engine.replies.ledger = Ledger.frombytes(exchanges, checkpoint.handlers)
+        self.engine.replies.resume(Ledger.frombytes(exchanges, checkpoint.handlers))
         self.kept = len(self.engine.ledger), len(self.rows)
         gallery.forget_after(self.folder, checkpoint.round + checkpoint.finished)
 

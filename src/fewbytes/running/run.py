@@ -10,7 +10,9 @@ from fewbytes.base.errors import UserError, named
 from fewbytes.core.method import Method, check_state
 from fewbytes.core.policy import Policy
 from fewbytes.core.privacy import accounting, check_models
+from fewbytes.core.round_time import RoundTime
 from fewbytes.core.rules import Rule
+from fewbytes.core.speeds import Speeds
 from fewbytes.core.task import Task
 from fewbytes.core.trial import check_models as check_first_models
 from fewbytes.core.trial import try_models
@@ -60,17 +62,21 @@ class Run:
     def terms(self, folder: Path) -> Terms:
         """The arguments of an engine for this run, in a folder."""
         settings, clients = self.settings, len(self.task.problem.clients)
-        seconds = None if settings.speeds is None else settings.speeds.seconds(clients, self.task.problem.seed)
+        speeds = settings.speeds or (None if settings.links is None else Speeds())
+        seconds = None if speeds is None else speeds.seconds(clients, self.task.problem.seed)
+        links = () if settings.links is None else settings.links.of(clients)
         uplink, downlink = rates(self.method, settings)
         return Terms(
             self.method, self.task, folder, self.policy, settings.coded, settings.keep_frames, uplink, downlink,
-            not settings.by_uplink, seconds,
+            not settings.by_uplink, seconds, links, seconds is not None, RoundTime(settings.round_time),
         )  # fmt: skip
 
     def _check_settings(self) -> None:
         settings, name, clients = self.settings, self.method.method_name, len(self.task.problem.clients)
         if settings.speeds is not None:
             settings.speeds.check(clients)
+        if settings.round_time is not None:
+            settings.check_round_time(name, self.method.promises.normalises_steps, self.policy.round_timeout)
         if settings.engine != "local":
             settings.check_on_flower()
         if settings.stop_when is not None:

@@ -13,7 +13,8 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count, Whole
 from fewbytes.base.rate import FEWEST, MOST, Rate, Way
 from fewbytes.base.settings import Group, Text, reads_text, setting
-from fewbytes.base.units import parse_bytes
+from fewbytes.base.units import parse_bytes, parse_seconds, plain
+from fewbytes.core.links import Links
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
 from fewbytes.core.speeds import Speeds
@@ -40,10 +41,26 @@ def _down_bits(given: str | float) -> float:
     return LOSSLESS if float(given) == LOSSLESS else _bits(given)
 
 
+def _seconds(given: str | float) -> float:
+    """A length of time in seconds. Raises ValueError."""
+    try:
+        return parse_seconds(given)
+    except UserError as error:
+        raise ValueError(given) from error
+
+
+def _written(seconds: float) -> str:
+    """Seconds as text that `_seconds` reads."""
+    return f"{plain(seconds)}s"
+
+
 BITS = f"a number from {RANGE} (uplink_bits also takes auto=RATE, a client's uplink)"
 DOWN = f"{RANGE}, or {LOSSLESS:g}: not at all"
 BitsAValue = Annotated[float, Text(BITS, _bits, float, kinds=str | int | float)]
 DownBits = Annotated[float, Text(f"a number from {DOWN}", _down_bits, float, kinds=str | int | float)]
+Duration = Annotated[
+    float, Meta(gt=0), Text("a length of time such as 30s, 10m or 1h", _seconds, _written, str | int | float)
+]
 Steps = Annotated[float, Meta(gt=0, le=8)]  # coarser steps round nearly all values to 0
 
 
@@ -98,6 +115,14 @@ class Settings(Group):
     speeds: Speeds | None = setting(
         None, "Simulated seconds per exchange and client: 1,1,10, a file with one number per line, or 10x for random "
         "values from 1 to 10.", metavar="TABLE", brief=True,
+    )  # fmt: skip
+    links: Links | None = setting(
+        None, "Simulated links, repeated over the clients: 10Mbps,1Mbps; 1Mbps-30s/10m is away for 30 s in every 10 "
+        "min.", metavar="RATES", brief=True,
+    )  # fmt: skip
+    round_time: Duration | None = setting(
+        None, "Time for a round, e.g. 10m: each client takes as many local steps as fit, by its earlier rounds "
+        "(fednova).", metavar="TIME", brief=True,
     )  # fmt: skip
     engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
         "local", "Engine: local, flower-simulation (Ray) or, in plan, flower-deployment.", metavar="NAME"
@@ -168,6 +193,25 @@ class Settings(Group):
         """Raises UserError for settings that do not apply where clients are Flower's nodes."""
         if self.speeds is not None:
             raise UserError("speeds simulates slow clients, and Flower's nodes are real: leave speeds out")
+        if self.links is not None:
+            raise UserError("links simulates links, and those of Flower's nodes are real: leave links out")
+
+    def check_in_process(self) -> None:
+        """Raises UserError for settings that do not apply where clients are simulated in this process."""
+        if self.round_time is not None and self.speeds is None and self.links is None:
+            raise UserError("round_time needs clients that take time: give speeds or links, such as links=10Mbps,1Mbps")
+
+    def check_round_time(self, method: str, normalises: bool, timeout: float) -> None:
+        """Raises UserError for a round time that cannot be kept."""
+        if not normalises:
+            raise UserError(
+                f"{method} gives clients that take more local steps more weight, so round_time would bias its model: "
+                "use fednova, or leave round_time out"
+            )
+        if self.engine == "flower-simulation":
+            raise UserError("round_time measures clients' machines, and a simulation has one: use engine local")
+        if self.speeds is None and self.links is None and (self.round_time or 0) >= timeout:
+            raise UserError(f"round_time must be below round_timeout, {timeout:g} s: raise round_timeout")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], belongs: Callable[[str, Any], str] = lambda name, value: "") -> Self:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from fewbytes.base.state import State, state_of
 from fewbytes.core.network import Network
@@ -80,15 +80,17 @@ def moved(theta: State, change: State) -> State:
 
 
 def trained_change(
-    message: Model, site: Site, local: Local, before_step: Callable[[nn.Module], None] | None = None
-) -> tuple[State, Dense]:
+    message: Model, site: Site, local: Local, before_step: Callable[[nn.Module], None] | None = None,
+    extra: Callable[[nn.Module], Tensor] | None = None,
+) -> tuple[State, Dense]:  # fmt: skip
     """Train the model; returns Delta_i of every trained parameter, float32, and the batch-norm statistics.
 
-    `before_step` is called with the model once a batch's gradients are computed.
+    `before_step` is called with the model once a batch's gradients are computed. `extra(model)` is added to every
+    batch's loss.
     """
     theta = message.theta.dense()
     model = site.model(theta)
-    site.fit(model, local, before_step=None if before_step is None else lambda again: before_step(model))
+    site.fit(model, local, extra=extra, before_step=None if before_step is None else lambda again: before_step(model))
     site.score("personalised", model)
     after, parameters = state_of(model), dict(model.named_parameters(remove_duplicate=False))
     learnt = [name for name, p in parameters.items() if p.requires_grad]

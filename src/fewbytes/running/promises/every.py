@@ -34,11 +34,10 @@ def promises_of(run: Run, folder: Path) -> list[Promise]:
         promises.append(Stop(settings.stop_when, metrics, headline, ends=not method.own_rounds))
     if settings.aggregate != Rule():
         promises.append(Aggregate(settings.aggregate))
-    if settings.speeds is not None:
-        promises.append(Simulated(settings.speeds))
+    promises.append(Simulated(settings))
     promises += [NotFinite(problem.objective), Alarms(), Joiners(method, settings.watcher), Absences()]
     promises.append(Notes(rounding_notes(method, settings), asked(settings)))
     promises.append(Rates(settings))
     if settings.dp is not None:
         promises.append(Spending(settings.dp, run.rounds, problem.seed, folder))
-    return [*promises, Times(settings.speeds is not None), Headline(method)]
+    return [*promises, Times(settings.speeds is not None or settings.links is not None), Headline(method)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from fewbytes.base.clock import now
-from fewbytes.core.speeds import Speeds
 from fewbytes.running.promises.promise import Phase, Promise, Row
+from fewbytes.running.settings import Settings
 
 
 class Simulated(Promise):
-    """Clients take simulated time."""
+    """Clients take simulated time, or as many steps as fit in a round's time."""
 
-    def __init__(self, speeds: Speeds) -> None:
-        self.terms = f", speeds {speeds}"
+    def __init__(self, settings: Settings) -> None:
+        given = {"speeds": settings.speeds, "links": settings.links, "round time": settings.round_time}
+        self.terms = "".join(f", {name} {value}" for name, value in given.items() if value is not None)
 
 
 class Times(Promise):

@@ -1,0 +1,57 @@
+"""Rounds of a stated length: how many local steps each client takes, from the time that its earlier ones took."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fewbytes.core.ledger import OUTCOMES, Ledger
+from fewbytes.core.problem import Id
+
+MOST = 10**9  # maximum number of steps
+
+
+class RoundTime:
+    """Chooses each client's number of local steps so that download, training and upload fit in `seconds` (None: no
+    round time; methods take their own numbers of steps).
+
+    A client's first exchange has the method's own number of steps. Each later one has as many as fit at the pace of its
+    last; at least one.
+
+    >>> from fewbytes.core.round_time import RoundTime
+    >>> rounds = RoundTime(60.0)
+    >>> rounds.steps(3)
+    0
+    >>> rounds.observe(3, steps=10, training=5.0, moving=20.0)
+    >>> rounds.steps(3)
+    80
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
+        self.short: set[Id] = set()
+        """Clients of which an exchange with one step takes longer."""
+        self._steps: dict[Id, int] = {}
+
+    def steps(self, client: Id) -> int | None:
+        """The client's number of steps in its next exchange; 0: the method's own; None: no round time."""
+        return None if self.seconds is None else self._steps.get(client, 0)
+
+    def observe(self, client: Id, steps: int, training: float, moving: float) -> None:
+        """Record an exchange: the client's steps, and seconds of training and of transfers. Ignores exchanges without
+        training, and invalid values, which only an untrusted node sends."""
+        if self.seconds is None or steps < 1 or not 0 < training < math.inf or not 0 <= moving < math.inf:
+            return
+        fits = (self.seconds - moving) / training * steps
+        (self.short.add if fits < 1 else self.short.discard)(client)
+        self._steps[client] = min(max(1, math.floor(fits + 1e-9)), MOST)
+
+    def last(self, ledger: Ledger) -> dict[Id, tuple[int, int]]:
+        """By client, the steps and the bytes of its last exchange with training in the ledger of a resumed run."""
+        if self.seconds is None:
+            return {}
+        c = ledger.columns()
+        rows = np.flatnonzero((c["steps"] > 0) & (c["outcome"] == OUTCOMES.index("answered")))
+        moved = c["bytes_down"] + c["bytes_up"]
+        return {int(c["client"][row]): (int(c["steps"][row]), int(moved[row])) for row in rows}
