@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import fewbytes as fb
 from fewbytes.cli.app import app
 from fewbytes.cli.shared import with_settings
+from fewbytes.core.links import Links
 from fewbytes.core.policy import Excluded
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
@@ -53,6 +54,7 @@ WRITTEN: dict[type, list[str]] = {
     Privacy: ["epsilon=8,delta=1e-05,clip=0.5", "of=samples,epsilon=0.5,delta=0.001,clip=2,noise=seeded"],
     UplinkBits: ["0.5", "3.14159265", "auto=1000000B/s"],
     Speeds: ["1,2.5,10", "10x"],
+    Links: ["1250000B/s,125000B/s-30s/600s", "7B/s"],
     Excluded: ["3,7", "0"],
     Lora: ["rank=4", "rank=8,alpha=16", "rank=2,alpha=1,targets=q_proj+v_proj"],
     Normalisation: ["imagenet", "data", "0.5/0.25", "0.1,0.2,1234567.8/1,2,3e-07"],

@@ -1,4 +1,4 @@
-"""FedProx, SCAFFOLD, FedAvg with a server's step, FedAdam, FedYogi, FedBuff, Ditto, FedRep: against a second
+"""FedProx, FedNova, SCAFFOLD, FedAvg with a server's step, FedAdam, FedYogi, FedBuff, Ditto, FedRep: against a second
 implementation, and what holds in general.
 
 The second one is of numpy and float64, written from the papers' equations, on a network of two linear layers. A
@@ -115,6 +115,72 @@ def test_fedprox(mu, tmp_path):
         trained = [steps(w, 4, lambda v, w=w, i=i: plus(gradient(v, i), plus(v, w, -1), mu)) for i in range(4)]
         w = mean(trained, samples())
     same(run.model, w)
+
+
+@pytest.mark.parametrize("terms", [{}, {"momentum": 0.6}, {"momentum": 0.6, "optimiser": "nesterov"}, {"mu": 0.5}])
+def test_fednova(terms, tmp_path):
+    """Clients of equal lengths move the model as FedAvg or FedProx does."""
+    run = Finished(fb.FedNova(**FULL, epochs=4, **terms), two_layer_task(), tmp_path / "nova")
+    kind = fb.FedProx if "mu" in terms else fb.FedAvg
+    same(run.model, Finished(kind(**FULL, epochs=4, **terms), two_layer_task(), tmp_path / "avg").model)
+
+
+def weights(steps: int, terms: dict) -> list[float]:
+    """The paper's vector a_i: what a gradient of 1 in one step alone changes, here by torch's own optimiser."""
+    found, rho, mu = [], terms.get("momentum", 0.0), terms.get("mu", 0.0)
+    for k in range(steps):
+        y = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        sgd = torch.optim.SGD([y], lr=LR, momentum=rho, nesterov=terms.get("optimiser") == "nesterov")
+        for step in range(steps):
+            y.grad = torch.tensor(float(step == k), dtype=torch.float64) + mu * y.detach()
+            sgd.step()
+        found.append(-y.item() / LR)
+    return found
+
+
+@pytest.mark.parametrize("terms", [{}, {"momentum": 0.6}, {"momentum": 0.6, "optimiser": "nesterov"}, {"mu": 0.5}])
+def test_fednova_with_clients_that_take_different_numbers_of_steps(terms, tmp_path):
+    method, task = fb.FedNova(lr=LR, batch=9, order="stored", last="kept", epochs=1, **terms), two_layer_task()
+    sites = [opened(task, i, 1, "train") for i in range(4)]
+    steps = [site.steps(method.local) for site in sites]
+    assert len(set(steps)) > 1
+    norms, x, changes = [sum(map(abs, weights(k, terms))) for k in steps], task.problem.first_state(), []
+    for site, norm in zip(sites, norms, strict=True):
+        reply = method.train(None, Model(Dense(x)), site)
+        assert reply.length == pytest.approx(norm)
+        changes.append(numbers(reply.change.dense()))
+    w = plus(numbers(x), mean(changes, samples()), float(np.average(norms, weights=samples())))
+    same(Finished(method, task, tmp_path, 1).model, w)
+
+
+class Constant(nn.Module):
+    """One weight, its output for any sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w.expand(len(x), 1)
+
+
+def test_fednova_s_fixed_point_is_the_stated_objective_s_and_fedavg_s_is_not():
+    """Squared error from targets of 0, at one client, and of 5, at another with eight times the samples and steps."""
+    splits = [(torch.zeros(n, 1), torch.full((n,), target)) for n, target in ((8, 0.0), (64, 5.0))]
+    task, optimum = fb.Task.of(Constant, [(split, split) for split in splits]), 5 * 64 / 72
+    found = {
+        kind: fb.run(kind(lr=0.005, batch=8, epochs=1), task, rounds=150, workers=1).global_model.w.item()
+        for kind in (fb.FedNova, fb.FedAvg)
+    }
+    assert found[fb.FedNova] == pytest.approx(optimum, abs=0.03)
+    assert found[fb.FedAvg] > optimum + 0.4
+
+
+def test_fednova_refuses_steps_that_it_cannot_normalise():
+    with pytest.raises(fb.UserError, match="optimiser is adam: use sgd"):
+        fb.FedNova(optimiser="adam")
+    with pytest.raises(fb.UserError, match="mu times lr must be below 1"):
+        fb.FedNova(mu=2, lr=0.5)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
