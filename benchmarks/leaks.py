@@ -36,6 +36,7 @@ TERMS = {"rounds": 10, "clients": 5, "partition": "iid", "samples": "180/60"}
 LOCAL = {"epochs": 4, "lr": 0.1, "batch": 20}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
+    "fednova": {},
     "fedprox": {},
     "fedadam": {},
     "fedyogi": {},

@@ -137,7 +137,8 @@ def plan(
         exchange = EXCHANGE_SECONDS if how.engine == "flower-deployment" else 0.0
         result = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget, how.rounding, many)
     if as_json:
-        print(json.dumps(dataclasses.asdict(result) | {"round_seconds": result.round_seconds}, indent=2))
+        more = {"round_seconds": result.round_seconds, "round_time": result.round_time}
+        print(json.dumps(dataclasses.asdict(result) | more, indent=2))
     else:
         printed.print(result.table())
 

@@ -149,7 +149,7 @@ class Replies:
 
     def _note_pace(self, client: Id, steps: int, moved: int, answer: Answer) -> None:
         """Note how long a client took for its steps and its transfers, which may set its next number of steps."""
-        training, moving = answer.done.seconds, answer.moving or 0.0
+        training, moving = answer.done.seconds, max(0.0, answer.moving or 0.0)
         if self.clock.simulated:
             training, moving = self.clock.training(client, steps), self.clock.moving(client, moved)
         self.round_time.observe(client, steps, training, moving)

@@ -29,6 +29,12 @@ from fewbytes.running.watcher import Watcher
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
 MORE_ROUNDED = 2  # rounds more, as the sizes of rounded messages differ from round to round
 FEW_SPLIT = 10  # number of clients to split the data among if they are too few for all
+TRANSFERS = 5  # a recommended round lasts at least as many times as its transfers, so that most of it is training
+ROUND_TIMES = [
+    count * unit for unit, counts in ((1, (1, 2, 5, 10, 20, 30)), (60, (1, 2, 5, 10, 20, 30)), (3600, (1, 2, 3, 6, 12)))
+    for count in counts
+]  # fmt: skip
+"""Lengths of rounds, in seconds, that a plan recommends."""
 EXCHANGE_SECONDS = 0.2
 """Overhead of an exchange with a resident node, besides transfer and training: benchmarks/flower/exchange.py."""
 
@@ -40,7 +46,8 @@ class Plan:
     `clients`: average number of clients per round. `cohort`: those sampled of them. `asked`: rounds requested; a budget
     may allow fewer. `first_up`, `first_down`: bytes of a client's `first_rounds` and before them, beyond those of as
     many later rounds (negative: fewer, as of first messages that both ends can make). The last
-    four: for runs that round values, as in result.json.
+    four: for runs that round values, as in result.json. `any_steps`: whether the method can have rounds of a stated
+    length.
     """
 
     clients: int
@@ -64,6 +71,16 @@ class Plan:
     uplink_rounding_error: float | None = None
     downlink_bits_per_value: float | None = None
     downlink_rounding_error: float | None = None
+    any_steps: bool = False
+
+    @property
+    def round_time(self) -> int | None:
+        """The recommended length of a round in seconds, for such a method: the shortest of ROUND_TIMES that has room
+        for the method's own training, and of which transfers take at most a fifth; None: no such method, or none is
+        long enough."""
+        moving = self.round_seconds - self.train_seconds
+        needed = max(self.round_seconds, TRANSFERS * moving)
+        return next((length for length in ROUND_TIMES if length >= needed), None) if self.any_steps else None
 
     @property
     def round_seconds(self) -> float:
@@ -109,6 +126,8 @@ class Plan:
         if self.waiting_seconds:
             table.add_row("seconds per round of overhead", f"{self.waiting_seconds:.2f}", "")
         table.add_row("seconds per round with training", f"{self.round_seconds:.2f}", "")
+        if (length := self.round_time) is not None:
+            table.add_row("recommended --round-time", in_units(length), "")
         table.add_row("hours in total", f"{self.round_seconds * self.rounds / 3600:.2f}", "")
         table.caption = (
             f"measured in real rounds of {self.probed} clients, each with one core of this "
@@ -178,8 +197,20 @@ def make_plan(
         downlink=downlink,
         over_budget=bool(budget is not None and up * cohort * fitting > budget),
         waiting_seconds=exchange_seconds * len(moved["bytes_up"]) / measured,
+        any_steps=method.promises.normalises_steps,
         **rounded([row for row in rows if row["round"] >= first]),
     )
+
+
+def in_units(seconds: int) -> str:
+    """A length of a round as `--round-time` reads it.
+
+    >>> from fewbytes.experiments.plan import in_units
+    >>> in_units(30), in_units(600), in_units(7200)
+    ('30s', '10m', '2h')
+    """
+    unit, size = next((name, size) for name, size in (("h", 3600), ("m", 60), ("s", 1)) if seconds % size == 0)
+    return f"{seconds // size}{unit}"
 
 
 def prepared_for_plan(settings: dict[str, Any]) -> tuple[PreparedRun, int | None, list[str]]:
