@@ -22,6 +22,7 @@ from fewbytes.core.problem import Id, Posed
 from fewbytes.core.recalibration import recalibrate
 from fewbytes.core.records import Records
 from fewbytes.core.reused import Reused, undone
+from fewbytes.core.saving import Saves, Saving
 from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready, steps_of
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import LazySamples, Split
@@ -46,6 +47,16 @@ class Shared:
     diary: Diary | None = None
     models: dict[Any, Reused] = field(default_factory=dict)
     recordings: Recordings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run gives a client for a handler. `steps`: the number of local steps; 0: the method's own; None: a run
+    without a round time, in which steps are not reported. `saves`: where local training is saved as it goes (None: it
+    is not)."""
+
+    steps: int | None = None
+    saves: Saves | None = None
 
 
 class Site:
@@ -82,9 +93,7 @@ class Site:
         """The engine's seed for the global generators before the handler runs: torch's and, for transforms of users'
         data sets, Python's and numpy's."""
         self.records = Records()
-        self.given_steps: int | None = None
-        """The number of local steps that the run gives this client; 0: the method's own; None: a run without a round
-        time, in which steps are not reported."""
+        self.given = Given()
         self._what, self._scored, self._shared = what, scored, shared or Shared()
         self._taken = 0  # models
         self._fitted = False
@@ -150,14 +159,15 @@ class Site:
         if self.problem.privacy and hooks.get("memory") is not None:
             raise MethodError("dp of samples does not cover training that continues an optimiser's state")
         private = self._private(model, local, more is not None, x, y) if self.problem.privacy else None
-        if self.given_steps is not None:
+        if self.given.steps is not None:
             self.records.steps += steps_of(local, len(y))
         shared = self._shared
         again = shared.recordings if any(model is each.model for each in shared.models.values()) else None
         try:
             value = fit(
                 model, x, y, local, self.round,
-                precision=precision, transform=transform, private=private, recordings=again, **hooks,
+                precision=precision, transform=transform, private=private, recordings=again,
+                saving=None if private else self._saving(model, local, y, hooks), **hooks,
             )  # fmt: skip
         except RuntimeError as error:
             if not x[:1].is_floating_point() and "type" in str(error):
@@ -178,10 +188,18 @@ class Site:
             self.records.losses["train"] = value
         return value
 
+    def _saving(self, model: nn.Module, local: Local, y: Tensor, hooks: Hooks) -> Saving | None:
+        """Where a training is saved; None if it is not. Additions may have a state of their own: then it is not."""
+        saves, memory = self.given.saves, hooks.get("memory") or {}
+        if saves is None or any(hooks.get(name) is not None for name in ("extra", "before_step", "after_step")):
+            return None
+        start = [*state_of(model).values(), *memory.values(), y]
+        return saves.next(start, f"{local} {self.problem.precision}")
+
     def lasting(self, local: Local) -> Local:
         """The terms of local training with the number of steps that the run gives this client (`--round-time`), if it
         does; for methods that promise `normalises_steps`."""
-        return replace(local, steps=self.given_steps) if self.given_steps else local
+        return replace(local, steps=self.given.steps) if self.given.steps else local
 
     def steps(self, local: Local) -> int:
         """The number of steps of a training with these terms."""

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
-from fewbytes.base.state import State, copied, in_training
+from fewbytes.base.state import State, copied, in_training, load_state, state_of
 from fewbytes.core.devices import Precision, arithmetic
 from fewbytes.core.graphs import Recordings, Step, recording
 from fewbytes.core.privacy import PrivateSteps
+from fewbytes.core.saving import Position, Saving
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import LazySamples, Transform
 
@@ -187,6 +188,7 @@ def fit(
     transform: Transform | None = None,
     private: PrivateSteps | None = None,
     recordings: Recordings | None = None,
+    saving: Saving | None = None,
     **hooks: Unpack[Hooks],
 ) -> float:
     """Train `model` in place on (x, y), with the terms of round t; returns the mean loss over the batches of the last
@@ -196,9 +198,10 @@ def fit(
     passes. `transform` is applied to every batch. Gradients are clipped as one vector or, if the model has `apart`,
     separately for each module in it. `private`: makes the batches and gradients instead, with privacy of samples; then
     the returned loss is 0, and samples are transformed one by one. `recordings`: of this module's steps on a GPU, from
-    earlier trainings; this one's are added, and results are the same. Afterwards each parameter's `.grad` is the
-    gradient of the very last batch. Parameters that do not require gradients never change, others not in batches
-    without a gradient for them.
+    earlier trainings; this one's are added, and results are the same. `saving`: the training is saved as it goes, and
+    continues from what is there; not with `private` or functions called at steps, whose state is elsewhere. Afterwards
+    each parameter's `.grad` is the gradient of the very last batch. Parameters that do not require gradients never
+    change, others not in batches without a gradient for them.
     """
     loss = hooks.get("loss") or own_loss(model) or F.cross_entropy
     extra, frozen = hooks.get("extra"), hooks.get("frozen")
@@ -260,9 +263,10 @@ def fit(
     in_training(model)
     of_each_batch: Step = stepped
     plain = loss is F.cross_entropy and not extra and not before_step and not after_step and private is None
-    plain = plain and memory is None  # recorded steps have velocities of their own
+    plain = plain and memory is None and saving is None  # recorded steps have velocities of their own
     if recordings is not None and plain and x.device.type == "cuda" and local.optimiser in ("sgd", "nesterov"):
         of_each_batch = recording(recordings, model, stepped, velocity, (local, local.lr_in(t), precision))
+    ordered = private is None and (local.order == "shuffled" or dropping)  # by the rows of a permutation
     if (
         frozen is not None
         and transform is None
@@ -271,22 +275,37 @@ def fit(
         and len(y) * outputs(frozen, x[:1], precision).nbytes <= KEPT_BYTES
     ):
         x, frozen = outputs(frozen, x, precision), None
-    for count in counts:
+    found = None if saving is None else saving.resumed()
+    if found is not None:
+        load_state(model, found.model)
+        velocities, moment = recalled(found.memory, names)
+        velocity.update(velocities)
+        moments.update(moment)
+    for epoch, count in enumerate(counts):
+        at = found.at if found is not None and found.at.epoch >= epoch else None  # where the saved training is
         total = torch.zeros((), device=x.device)
         picked: Iterable[slice | Tensor] = itertools.starmap(slice, bounds)
         from_x, from_y = x, y
         if private is not None:
             picked = private.batches(x.device)
-        elif local.order == "shuffled" or dropping:
+        elif ordered:
             # stored samples continue where the last epoch stopped, so that no sample is skipped forever
             start = begun * local.batch % len(y)
-            order = torch.randperm(len(y)) if local.order == "shuffled" else torch.arange(len(y)).roll(-start)
+            if at is not None:
+                order = at.order
+            else:
+                order = torch.randperm(len(y)) if local.order == "shuffled" else torch.arange(len(y)).roll(-start)
             order, begun = order.to(x.device), begun + count
             if isinstance(x, Tensor) and x.nbytes <= SHUFFLED_BYTES and count == len(bounds):
                 from_x, from_y = x[order], y[order]
             else:
                 picked = (order[start:stop] for start, stop in bounds)
-        for rows in itertools.islice(picked, count):
+        done = 0
+        if found is not None and at is not None:
+            done = count if at.epoch > epoch else at.batch
+            total = at.total.to(x.device)
+            found.generators.restore()
+        for rows in itertools.islice(picked, done, count):
             cut = functools.partial(read, from_x, from_y)
             if private is not None and draws and isinstance(rows, Tensor):
                 samples, targets = private.one_by_one(rows, cut)
@@ -295,6 +314,12 @@ def fit(
             if frozen is not None:
                 samples = outputs(frozen, samples, precision)
             total += of_each_batch(samples, targets)
+            done += 1
+            last = done == count and epoch == len(counts) - 1  # is not saved: a gradient is left after it
+            if saving is not None and saving.due and not last:
+                rows = order.cpu() if ordered else torch.empty(0, dtype=torch.int64)
+                place = Position(epoch, done, rows, total.cpu())
+                saving.save(state_of(model), memorised(names, velocity, moments), place)
     if memory is not None:
         memory.clear()
         memory.update(memorised(names, velocity, moments))

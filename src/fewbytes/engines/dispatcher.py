@@ -53,7 +53,7 @@ class Dispatcher:
         self, transport: Transport, roster: Roster, terms: Terms, origin: Origin, patience: float = math.inf
     ) -> None:
         self.transport, self.roster, self.patience = transport, roster, patience
-        self.uplink, self.round_time = terms.uplink, terms.round_time
+        self.uplink, self.round_time, self.save_every = terms.uplink, terms.round_time, terms.save_every
         self.memory = Memory(transport.processes)
         self.on_awaited: Callable[[list[Id]], None] = lambda clients: None
         """Called once per call with the clients that are still awaited after AWAITED_SECONDS."""
@@ -67,7 +67,8 @@ class Dispatcher:
         """A job for a client that starts from its last accepted state."""
         version, rate = self.roster.versions.get(client, 0), self.uplink.rate(client)
         steps = None if handler.startswith(":") else self.round_time.steps(client)
-        return Job(self.next_number(), handler, client, t, scored, version, rate=rate, steps=steps)
+        number, every = self.next_number(), self.save_every
+        return Job(number, handler, client, t, scored, version, rate=rate, steps=steps, save_every=every)
 
     def ask(
         self, handler: str, clients: Sequence[Id], t: int, scored: bool = False, call: int = 0, frame: bytes = b""

@@ -22,7 +22,8 @@ from fewbytes.core.network import Handler
 from fewbytes.core.privacy import Diary
 from fewbytes.core.problem import Id
 from fewbytes.core.records import Records
-from fewbytes.core.site import Shared, Site
+from fewbytes.core.saving import Saves
+from fewbytes.core.site import Given, Shared, Site
 from fewbytes.core.task import Task
 from fewbytes.engines.firsts import Firsts
 from fewbytes.engines.store import ClientStore
@@ -95,6 +96,7 @@ class Job(msgspec.Struct, array_like=True):
     reply_to: str = ""  # where a long reply may be written
     rate: Rate = Rate()  # how finely the reply is rounded
     steps: int | None = None  # of local training; 0: the method's own; None: as 0, and they are not reported
+    save_every: float = 0.0  # seconds between saves of local training; 0: it is not saved
 
     @property
     def parts(self) -> list[Part]:
@@ -213,13 +215,18 @@ class Runner:
             done.version = job.version + 1
             own = b"" if state is None else bytes(pack_state(state))
             self.store.save(Kept(own, lost, retained) if lost or retained else state, job.client, done.version)
+        if job.save_every:
+            for name in (*(part.handler for part in job.waited), job.handler):
+                Saves(self.store.folder, training_name(job, name), job.save_every).clear()
         done.seconds = time.monotonic() - started
         return done, frame
 
     def _site(self, job: Job, handler: str, done: Done) -> Site:
         """The site passed to a handler of the job, whose records go to `done`; seeds the global generators."""
         site = Site(self.task, job.client, job.round, handler, self._shared, job.scored)
-        site.records, site.given_steps = done.records, job.steps
+        site.records = done.records
+        saves = Saves(self.store.folder, training_name(job, handler), job.save_every) if job.save_every else None
+        site.given = Given(job.steps, saves)
         seed_all(site.seed)
         return site
 
@@ -288,6 +295,11 @@ class Runner:
             if part.kind:
                 retained[part.handler] = self._messages[part.number].kept
         return self._messages
+
+
+def training_name(job: Job, handler: str) -> str:
+    """The begin of the names of files with a job's local training, which are of its client in a store."""
+    return f"{job.client}-{job.round}-{handler}"
 
 
 def lossy_for(rate: Rate, statistics: Set[str], lost: Mapping[str, State], averaged: bool = False) -> Lossy:

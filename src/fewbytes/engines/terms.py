@@ -28,7 +28,7 @@ class Terms:
     `downlink_wanted`: whether
     a message that cannot be rounded is an error. `seconds`: simulated seconds per exchange, by client (None: real
     time); `links`: simulated links, by client (empty: transfers take no time); `timed`: whether a user gave either.
-    `round_time`: how many local steps clients take."""
+    `round_time`: how many local steps clients take. `save_every`: seconds between saves of local training (0: none)."""
 
     method: Method
     task: Task
@@ -43,6 +43,7 @@ class Terms:
     links: Sequence[Link] = ()
     timed: bool = False
     round_time: RoundTime = field(default_factory=RoundTime)
+    save_every: float = 0.0
 
     @property
     def states(self) -> Path:

@@ -69,6 +69,7 @@ class Run:
         return Terms(
             self.method, self.task, folder, self.policy, settings.coded, settings.keep_frames, uplink, downlink,
             not settings.by_uplink, seconds, links, seconds is not None, RoundTime(settings.round_time),
+            settings.save_every or 0.0,
         )  # fmt: skip
 
     def _check_settings(self) -> None:

@@ -124,6 +124,10 @@ class Settings(Group):
         None, "Time for a round, e.g. 10m: each client takes as many local steps as fit, by its earlier rounds "
         "(fednova).", metavar="TIME", brief=True,
     )  # fmt: skip
+    save_every: Duration | None = setting(
+        None, "Save local training this often, e.g. 5m; a killed node or run then continues inside it.", metavar="TIME",
+        resumable=True, brief=True,
+    )  # fmt: skip
     engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
         "local", "Engine: local, flower-simulation (Ray) or, in plan, flower-deployment.", metavar="NAME"
     )
