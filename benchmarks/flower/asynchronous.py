@@ -1,4 +1,4 @@
-"""FedBuff against FedAvg at equal time on a real deployment whose links differ tenfold.
+"""FedBuff, and FedNova with rounds of a stated length, against FedAvg at equal time on a real deployment whose links differ tenfold.
 
     python benchmarks/flower/asynchronous.py [--seconds 120] [--fastest 100kB/s] [--spread 10] [--clients 6]
 
@@ -30,9 +30,10 @@ from fewbytes.experiments.settings import make_experiment
 from fewbytes.report.table import figures_table
 
 METHODS = {
-    "fedavg": ("fedavg", {}),
-    "fedbuff, K = 1": ("fedbuff", {"buffer": 1}),
-    "fedbuff, K = 3": ("fedbuff", {"buffer": 3}),
+    "fedavg": ("fedavg", {}, {}),
+    "fedbuff, K = 1": ("fedbuff", {"buffer": 1}, {}),
+    "fedbuff, K = 3": ("fedbuff", {"buffer": 3}, {}),
+    "fednova, 10 s": ("fednova", {}, {"round_time": "10s"}),
 }
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 20}
 PARTS = (0.8, 0.9)
@@ -40,7 +41,7 @@ PARTS = (0.8, 0.9)
 
 def run(name: str, given: argparse.Namespace) -> list[tuple[float, float]]:
     """(seconds since the first round began, accuracy) after each round."""
-    method, own = METHODS[name]
+    method, own, more = METHODS[name]
     points: list[tuple[float, float]] = []
 
     class Clock(Snapshots):
@@ -63,6 +64,7 @@ def run(name: str, given: argparse.Namespace) -> list[tuple[float, float]]:
     settings = {
         "method": method, "dataset": "digits", "clients": given.clients, "alpha": 0.3, "rounds": 100_000,
         "engine": "flower-deployment", "save_models": False, "parameters": LOCAL | own,
+        **more,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, suppress(KeyboardInterrupt):
         deploy(make_experiment(settings), Path(folder), watched_by=Clock)
@@ -75,13 +77,14 @@ def main() -> None:
     parser.add_argument("--fastest", default="100kB/s")
     parser.add_argument("--spread", type=float, default=10)
     parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     given = parser.parse_args()
     times = [given.seconds * part for part in (1 / 8, 1 / 4, 1 / 2, 1)]
     heads = ["rounds", *(f"{t:.0f} s" for t in times), *(f"s to {part:.0%}" for part in PARTS)]
     table = figures_table(
         f"{given.clients} clients, links of {given.fastest} to a {given.spread:g}th", ["method"], heads
     )
-    for name in METHODS:
+    for name in given.methods:
         points = run(name, given)
         row = [str(len([t for t, _ in points if t <= given.seconds]))]
         row += [f"{max(((t, a) for t, a in points if t <= at), default=(0, 0))[1]:.1%}" for at in times]

@@ -21,6 +21,13 @@ from fewbytes.base.state import state_of
 from fewbytes.base.streams import seed_all
 from fewbytes.core.saving import SUFFIX, Saves
 from fewbytes.core.site import Given
+from fewbytes.engines.handlers import Job, Part
+from fewbytes.methods.parts.averaging import Model
+from fewbytes.wire import Dense, pack
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from fewbytes.flower.node import Node, Order, digest, in_common
 
 KILLS, EVERY = 10, 0.02
 TRAININGS = {
@@ -128,6 +135,40 @@ def test_a_saved_training_is_continued_and_not_begun_again(tmp_path, monkeypatch
     calls.clear()
     assert not torch.equal(trained("adam", tmp_path / "saved", 60)["0.weight"], whole["0.weight"])
     assert len(calls) > 60 * 3
+
+
+def answered(folder: Path, every: float) -> None:
+    """What a node answers to an order to train, in a file."""
+    method, made = fb.FedAvg(epochs=60, lr=0.05, batch=5, momentum=0.5), task()
+    node = Node(method, made, folder, "run")
+    layout = made.problem.layout(0)
+    frame = bytes(pack(Model(Dense(made.problem.first_state())), layout=layout))
+    job = Job(1, "train", 0, 1, False, 0, message=Part("train", 1, "", len(frame)), save_every=every)
+    done, reply = node.answer(Order("run", digest(in_common(method, made, 0)), job, 1, 0, True), [memoryview(frame)])
+    assert not done.error, done.error
+    (folder / "reply").write_bytes(reply)
+
+
+def test_a_killed_node_continues_inside_its_training(tmp_path):
+    chance, lives, inside = random.Random(1), 0, 0
+    for name, every in (("whole", 0.0), ("run", 0.02)):
+        folder = tmp_path / name
+        folder.mkdir()
+        while True:
+            process = get_context("fork").Process(target=answered, args=(folder, every))
+            process.start()
+            process.join(chance.uniform(0.1, 0.4) if every and lives < KILLS else PATIENCE)
+            if process.exitcode is not None:
+                break
+            process.kill()
+            process.join()
+            lives += 1
+            inside += bool(list(folder.rglob(f"*{SUFFIX}")))
+        assert process.exitcode == 0
+    assert lives > 1
+    assert inside
+    assert (tmp_path / "run" / "reply").read_bytes() == (tmp_path / "whole" / "reply").read_bytes() != b""
+    assert not list(tmp_path.rglob(f"*{SUFFIX}"))
 
 
 def run(folder: Path, **settings) -> None:
