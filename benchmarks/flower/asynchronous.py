@@ -1,4 +1,4 @@
-"""FedBuff, and FedNova with rounds of a stated length, against FedAvg at equal time on a real deployment whose links differ tenfold.
+"""FedBuff, and FedNova with a round time, against FedAvg on a real deployment whose links differ tenfold.
 
     python benchmarks/flower/asynchronous.py [--seconds 120] [--fastest 100kB/s] [--spread 10] [--clients 6]
 

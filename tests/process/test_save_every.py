@@ -19,9 +19,9 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.base.state import state_of
 from fewbytes.base.streams import seed_all
-from fewbytes.core.saving import SUFFIX, Saves
 from fewbytes.core.site import Given
 from fewbytes.engines.handlers import Job, Part
+from fewbytes.engines.saving import SUFFIX, FileSaves
 from fewbytes.methods.parts.averaging import Model
 from fewbytes.wire import Dense, pack
 
@@ -61,7 +61,7 @@ def trained(name: str, folder: Path, every: float) -> dict[str, torch.Tensor]:
     """A client's model after a training of that name, saved in a folder (`every` 0: not saved)."""
     torch.set_num_threads(1)
     site = fb.Site(task(), 0, 3, "train")
-    site.given = Given(saves=Saves(folder, "0-3-train", every) if every else None)
+    site.given = Given(saves=FileSaves(folder, "0-3-train", every) if every else None)
     seed_all(site.seed)
     model = site.model()
     site.fit(model, fb.Local(**{"lr": 0.05, "batch": 5} | TRAININGS[name]))

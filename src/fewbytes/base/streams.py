@@ -1,14 +1,19 @@
-"""Named randomness: a generator for (seed, client, round, purpose), independent of what ran before."""
+"""Named randomness: a generator for (seed, client, round, purpose), independent of what ran before; and the global
+generators' states."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def stream_seed(seed: int, *names: int | str) -> int:
@@ -51,6 +56,41 @@ def untouched() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+@dataclass
+class Generators:
+    """The states of the global generators: torch's by device, and those of Python and numpy as JSON."""
+
+    torch: dict[str, Tensor]
+    others: str
+
+    @classmethod
+    def now(cls) -> Generators:
+        """Their current states."""
+        version, numbers, gauss = random.getstate()
+        numpy: dict[str, Any] = np.random.get_state(legacy=False)
+        state = numpy["state"]
+        others = {
+            "python": [version, list(numbers), gauss],
+            "numpy": [state["key"].tolist(), int(state["pos"]), int(numpy["has_gauss"]), float(numpy["gauss"])],
+        }
+        drawn = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():
+            drawn |= {f"cuda:{i}": value for i, value in enumerate(torch.cuda.get_rng_state_all())}
+        return cls(drawn, json.dumps(others))
+
+    def restore(self) -> None:
+        """Set them to these states."""
+        others = json.loads(self.others)
+        version, numbers, gauss = others["python"]
+        random.setstate((version, tuple(numbers), gauss))
+        key, pos, has_gauss, drawn = others["numpy"]
+        np.random.set_state(("MT19937", np.array(key, np.uint32), pos, has_gauss, drawn))
+        torch.set_rng_state(self.torch["cpu"])
+        for name, state in self.torch.items():
+            if name != "cpu":
+                torch.cuda.set_rng_state(state, name)
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from fewbytes.core.ledger import OUTCOMES, Ledger
 from fewbytes.core.problem import Id
 
-MOST = 10**9  # maximum number of steps
+LONGEST = 10  # maximum number of steps, in the method's own: with many more, clients go to optima of their own
+MOST = 10**9  # maximum number of steps that a node may report
 
 
 class RoundTime:
@@ -17,7 +19,7 @@ class RoundTime:
     round time; methods take their own numbers of steps).
 
     A client's first exchange has the method's own number of steps. Each later one has as many as fit at the pace of its
-    last; at least one.
+    last: at least one, at most LONGEST times the method's own number.
 
     >>> from fewbytes.core.round_time import RoundTime
     >>> rounds = RoundTime(60.0)
@@ -33,6 +35,7 @@ class RoundTime:
         self.short: set[Id] = set()
         """Clients of which an exchange with one step takes longer."""
         self._steps: dict[Id, int] = {}
+        self._own: dict[Id, int] = {}  # of first exchanges
 
     def steps(self, client: Id) -> int | None:
         """The client's number of steps in its next exchange; 0: the method's own; None: no round time."""
@@ -45,13 +48,21 @@ class RoundTime:
             return
         fits = (self.seconds - moving) / training * steps
         (self.short.add if fits < 1 else self.short.discard)(client)
-        self._steps[client] = min(max(1, math.floor(fits + 1e-9)), MOST)
+        most = LONGEST * self._own.setdefault(client, steps)
+        self._steps[client] = min(max(1, math.floor(fits + 1e-9)), most)
 
-    def last(self, ledger: Ledger) -> dict[Id, tuple[int, int]]:
-        """By client, the steps and the bytes of its last exchange with training in the ledger of a resumed run."""
+    def ends(self, ledger: Ledger) -> Iterator[tuple[Id, int, int]]:
+        """For each client, its first exchange with training in the ledger of a resumed run, then its last: client,
+        steps, bytes."""
         if self.seconds is None:
-            return {}
+            return
         c = ledger.columns()
         rows = np.flatnonzero((c["steps"] > 0) & (c["outcome"] == OUTCOMES.index("answered")))
         moved = c["bytes_down"] + c["bytes_up"]
-        return {int(c["client"][row]): (int(c["steps"][row]), int(moved[row])) for row in rows}
+        first: dict[int, int] = {}
+        for row in rows.tolist():
+            first.setdefault(int(c["client"][row]), row)
+        last = {int(c["client"][row]): row for row in rows.tolist()}
+        for client in first:
+            for row in (first[client], last[client]):
+                yield client, int(c["steps"][row]), int(moved[row])

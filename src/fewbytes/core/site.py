@@ -22,8 +22,7 @@ from fewbytes.core.problem import Id, Posed
 from fewbytes.core.recalibration import recalibrate
 from fewbytes.core.records import Records
 from fewbytes.core.reused import Reused, undone
-from fewbytes.core.saving import Saves, Saving
-from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready, steps_of
+from fewbytes.core.training import Hooks, Local, Saves, Saving, fit, outputs, prepared, ready, steps_of
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import LazySamples, Split
 

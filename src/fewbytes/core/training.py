@@ -1,4 +1,4 @@
-"""Local training: its terms, and the only training loop."""
+"""Local training: its terms, the only training loop, and what it needs to continue where it was."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, Self, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
 from fewbytes.base.state import State, copied, in_training, load_state, state_of
+from fewbytes.base.streams import Generators
 from fewbytes.core.devices import Precision, arithmetic
 from fewbytes.core.graphs import Recordings, Step, recording
 from fewbytes.core.privacy import PrivateSteps
-from fewbytes.core.saving import Position, Saving
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import LazySamples, Transform
 
@@ -169,6 +169,50 @@ class Hooks(TypedDict, total=False):
     before_step: Callable[[Callable[[], Tensor]], None] | None
     after_step: Callable[[], None] | None
     memory: State | None
+
+
+@dataclass
+class Position:
+    """Where a training is: whole epochs, batches of the current one, its order of samples (empty: as stored), and its
+    loss so far."""
+
+    epoch: int
+    batch: int
+    order: Tensor
+    total: Tensor
+
+
+@dataclass
+class Snapshot:
+    """All that a training needs to continue. `key`: of the training, which no other has."""
+
+    key: bytes
+    model: State
+    memory: State  # the optimiser's
+    at: Position
+    generators: Generators = field(default_factory=Generators.now)
+
+
+class Saving(Protocol):
+    """The saved state of one training."""
+
+    def resumed(self) -> Snapshot | None:
+        """The state to continue from; None if there is none of this training."""
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to save."""
+
+    def save(self, model: State, memory: State, at: Position) -> None:
+        """Save the state."""
+
+
+class Saves(Protocol):
+    """Where a handler's trainings are saved."""
+
+    def next(self, start: Iterable[Tensor], about: str) -> Saving:
+        """For the handler's next training, which begins from these tensors and the global generators, with terms
+        `about`."""
 
 
 def own_loss(model: nn.Module) -> Loss | None:

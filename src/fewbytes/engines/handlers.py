@@ -22,10 +22,10 @@ from fewbytes.core.network import Handler
 from fewbytes.core.privacy import Diary
 from fewbytes.core.problem import Id
 from fewbytes.core.records import Records
-from fewbytes.core.saving import Saves
 from fewbytes.core.site import Given, Shared, Site
 from fewbytes.core.task import Task
 from fewbytes.engines.firsts import Firsts
+from fewbytes.engines.saving import FileSaves
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
 from fewbytes.wire import (
@@ -217,7 +217,7 @@ class Runner:
             self.store.save(Kept(own, lost, retained) if lost or retained else state, job.client, done.version)
         if job.save_every:
             for name in (*(part.handler for part in job.waited), job.handler):
-                Saves(self.store.folder, training_name(job, name), job.save_every).clear()
+                FileSaves(self.store.folder, training_name(job, name), job.save_every).clear()
         done.seconds = time.monotonic() - started
         return done, frame
 
@@ -225,7 +225,7 @@ class Runner:
         """The site passed to a handler of the job, whose records go to `done`; seeds the global generators."""
         site = Site(self.task, job.client, job.round, handler, self._shared, job.scored)
         site.records = done.records
-        saves = Saves(self.store.folder, training_name(job, handler), job.save_every) if job.save_every else None
+        saves = FileSaves(self.store.folder, training_name(job, handler), job.save_every) if job.save_every else None
         site.given = Given(job.steps, saves)
         seed_all(site.seed)
         return site

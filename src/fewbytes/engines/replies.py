@@ -160,7 +160,7 @@ class Replies:
     def resume(self, ledger: Ledger) -> None:
         """Set the ledger of a resumed run; clients then take as many steps as it shows, or as fit by it."""
         self.ledger = ledger
-        for client, (steps, moved) in self.round_time.last(ledger).items():
+        for client, steps, moved in self.round_time.ends(ledger):
             training, moving = self.round_time.seconds or 0.0, 0.0
             if self.clock.simulated:
                 training, moving = self.clock.training(client, steps), self.clock.moving(client, moved)

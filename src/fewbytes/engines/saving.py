@@ -1,17 +1,13 @@
-"""Local training that is saved as it goes, so that a killed process continues inside it, bit for bit."""
+"""Files with clients' local training as it goes, so that a killed process continues inside it."""
 
 from __future__ import annotations
 
-import json
-import random
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -19,70 +15,14 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.files import replacing
 from fewbytes.base.state import State, copied
+from fewbytes.core.training import Position, Saving, Snapshot
 from fewbytes.wire import Parsed, pack_state, unpack_state
 
 SUFFIX = ".training"
 
 
 @dataclass
-class Generators:
-    """The states of the global generators: torch's by device, and those of Python and numpy as JSON."""
-
-    torch: State
-    others: str
-
-    @classmethod
-    def now(cls) -> Generators:
-        """Their current states."""
-        version, numbers, gauss = random.getstate()
-        numpy: dict[str, Any] = np.random.get_state(legacy=False)
-        state = numpy["state"]
-        others = {
-            "python": [version, list(numbers), gauss],
-            "numpy": [state["key"].tolist(), int(state["pos"]), int(numpy["has_gauss"]), float(numpy["gauss"])],
-        }
-        drawn = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_initialized():
-            drawn |= {f"cuda:{i}": value for i, value in enumerate(torch.cuda.get_rng_state_all())}
-        return cls(drawn, json.dumps(others))
-
-    def restore(self) -> None:
-        """Set them to these states."""
-        others = json.loads(self.others)
-        version, numbers, gauss = others["python"]
-        random.setstate((version, tuple(numbers), gauss))
-        key, pos, has_gauss, drawn = others["numpy"]
-        np.random.set_state(("MT19937", np.array(key, np.uint32), pos, has_gauss, drawn))
-        torch.set_rng_state(self.torch["cpu"])
-        for name, state in self.torch.items():
-            if name != "cpu":
-                torch.cuda.set_rng_state(state, name)
-
-
-@dataclass
-class Position:
-    """Where a training is: whole epochs, batches of the current one, its order of samples (empty: as stored), and its
-    loss so far."""
-
-    epoch: int
-    batch: int
-    order: Tensor
-    total: Tensor
-
-
-@dataclass
-class Snapshot:
-    """All that a training needs to continue. `key`: of the training, as `Saving.of` makes it."""
-
-    key: bytes
-    model: State
-    memory: State  # the optimiser's
-    at: Position
-    generators: Generators = field(default_factory=Generators.now)
-
-
-@dataclass
-class Saves:
+class FileSaves:
     """Where a client's trainings for one handler in one round are saved, a file each, every so many seconds."""
 
     folder: Path
@@ -97,7 +37,7 @@ class Saves:
         digest = blake3(f"{self.name} {self.count} {about}".encode())
         for value in (*start, torch.get_rng_state()):
             digest.update(copied(value).reshape(-1).view(torch.uint8).numpy().tobytes())
-        return Saving(self.folder / f"{self.name}-{self.count}{SUFFIX}", self.every, digest.digest())
+        return FileSaving(self.folder / f"{self.name}-{self.count}{SUFFIX}", self.every, digest.digest())
 
     def clear(self) -> None:
         """Remove the files, after the handler has returned."""
@@ -105,7 +45,7 @@ class Saves:
             path.unlink(missing_ok=True)
 
 
-class Saving:
+class FileSaving:
     """The saved state of one training, in a file."""
 
     def __init__(self, path: Path, every: float, key: bytes) -> None:
