@@ -55,6 +55,7 @@ SLOW = {
     "flower/test_flower.py::test_with_a_schedule": "runs with clients that come and go",
     "nvflare/test_nvflare_simulator.py": "runs of NVFlare's simulator",
     "process/test_adapters_example.py": "an example of minutes",
+    "process/test_save_every.py": "trainings and runs that are killed",
     "process/test_chaos.py": "deployments over links that fail",
     "process/test_cluster.py": "Ray on two hosts",
     "process/test_containers.py::test_the_steps": "an image's steps, and a deployment in it",

@@ -1,10 +1,10 @@
 """FedNova: Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-Optimization", NeurIPS 2020, update rule (6) with the effective steps of section 4.2.
+Optimization", NeurIPS 2020, its section on FedNova.
 
 Clients may take different numbers of local steps tau_i, and a plain mean of their models then favours those that take
-more. Each sends its change divided by its length, d_i = (y_i - x) / |a_i|_1, where a_i weights its gradients: for plain
-SGD, |a_i|_1 = tau_i. The server goes tau_eff such normalised steps, x <- x + tau_eff sum_i p_i d_i, with
-tau_eff = sum_i p_i |a_i|_1 and p_i = n_i / n. Batch-norm statistics are averaged as they are.
+more. (1) Each sends its change divided by its length, d_i = (y_i - x) / |a_i|_1, where a_i weights its gradients; for
+plain SGD, |a_i|_1 = tau_i. The server goes (2) tau_eff = sum_i p_i |a_i|_1 such normalised steps, with p_i = n_i / n:
+(3) x <- x + tau_eff sum_i p_i d_i. Batch-norm statistics are averaged as they are.
 
 Bytes per client and round, before lossless coding: 4 D down, 4 D up, where D counts the model's values (with
 batch-norm buffers), and a number.
@@ -25,7 +25,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
 from fewbytes.core.promises import Promises
-from fewbytes.core.rules import EVERY_RULE
+from fewbytes.core.rules import CLIPPING, EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed
@@ -54,7 +54,9 @@ class FedNova(Method):
     mu: NotNegative = 0.0  # weight of the proximal term, FedProx's; 0: none
 
     promises = Promises(
-        sends="its change of the model, divided by its steps", aggregates=EVERY_RULE, normalises_steps=True
+        sends="its change of the model, divided by its steps",
+        aggregates=EVERY_RULE - CLIPPING,  # a norm is of whole changes, and these are of one step
+        normalises_steps=True,
     )
 
     def __post_init__(self) -> None:
