@@ -18,6 +18,8 @@ import fewbytes as fb
 from fewbytes.base.units import parse_seconds
 from fewbytes.core.links import Link, Links
 from fewbytes.core.round_time import LONGEST, RoundTime
+from fewbytes.experiments.plan import ROUND_TIMES, in_units, make_plan
+from fewbytes.methods.parts.clustered import Clustered
 
 ROUNDS = 4
 TERMS = {"lr": 0.1, "batch": 4}
@@ -209,7 +211,26 @@ def test_what_cannot_be_is_refused_before_anything_is_written(method, settings, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_s_files_have_the_settings(tmp_path):
+def test_clusters_of_it_have_round_times_too(tmp_path):
+    result = run(tmp_path, Clustered(fb.FedNova(epochs=1, **TERMS), clusters=2), **SIMULATED)
+    last = {each["client"]: each["steps"] for each in by_round(result)[-1] if each["steps"]}
+    assert len(last) == 4
+    assert len(set(last.values())) > 1
+
+
+@pytest.mark.parametrize("link", [1e3, 1e5, 1e8])
+def test_a_plan_recommends_a_time_of_which_transfers_take_a_fifth_at_most(link):
+    plan = make_plan(fb.FedNova(epochs=1, **TERMS), tiny_task(), 5, link, link, exchange_seconds=0.2)
+    moving = plan.up / link + plan.down / link + 0.2
+    assert plan.round_time >= max(plan.round_seconds, 5 * moving)
+    shorter = [length for length in ROUND_TIMES if length < plan.round_time]
+    assert not shorter or shorter[-1] < max(plan.round_seconds, 5 * moving)
+    assert parse_seconds(in_units(plan.round_time)) == plan.round_time
+    other = make_plan(fb.FedAvg(epochs=1, **TERMS), tiny_task(), 5, link, link)
+    assert other.round_time is None  # a mean of models would be biased
+
+
+def test_a_run_s_result_has_its_simulated_time(tmp_path):
     result = run(tmp_path, **SIMULATED)
     assert json.loads((tmp_path / "result.json").read_text())["simulated_seconds"] == pytest.approx(
         result.rounds[-1]["simulated_seconds"]
