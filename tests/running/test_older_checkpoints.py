@@ -39,6 +39,17 @@ def _older(value: Any, major: int) -> Any:
     return value
 
 
+def test_a_ledger_with_other_columns_is_refused(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fb.run(CASES["fedavg"], task_of("fedavg"), rounds=ROUNDS, out=tmp_path, workers=1, watcher=StopAfter(2))
+    for path in (tmp_path / "checkpoint").glob("round-*"):
+        found = dataclasses.replace(unpack_state(Checkpoint, path.read_bytes()), columns=10)
+        with replacing(path) as file:
+            file.write(bytes(pack_state(found)))
+    with pytest.raises(fb.UserError, match="whose ledger has 10 columns, not 12: resume with that build"):
+        fb.run(CASES["fedavg"], task_of("fedavg"), rounds=ROUNDS, out=tmp_path, workers=1, resume=True)
+
+
 def stopped(name: str, folder: Path, major: int) -> list[Path]:
     """Leave a run of a case that was stopped, whose checkpoint has an earlier format; return the rewritten files."""
     with pytest.raises(KeyboardInterrupt):

@@ -19,6 +19,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.files import SIDE_BY_SIDE, begin_syncing, check_own, make_all_durable, make_durable, replacing
 from fewbytes.codec.delta import DeltaStream
+from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
@@ -57,6 +58,7 @@ class Checkpoint:
     rows: Beginning  # of the file of lines of rounds.jsonl
     seconds: float
     peak_memory_bytes: int
+    columns: int = 10  # of the ledger; the default is of the first checkpoints of 0.9
 
     def named(self) -> dict[Id, int]:
         """The versions of client states that it names."""
@@ -209,6 +211,7 @@ class Checkpoints:
             rows=self.rows.grow(rows.encode()),
             seconds=progress.seconds,
             peak_memory_bytes=engine.memory.peak,
+            columns=len(Ledger.COLUMNS),
         )
 
     def write(self, checkpoint: Checkpoint, engine: Engine) -> None:
@@ -319,6 +322,11 @@ def check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -
         raise UserError(f"the run in {folder} {state}, after {checkpoint.round} rounds: start a new one for {rounds}")
     if checkpoint.fewbytes.split(".")[:2] != VERSION.split(".")[:2]:
         raise UserError(f"the checkpoint in {folder} was written by fewbytes {checkpoint.fewbytes}; this is {VERSION}")
+    if checkpoint.columns != len(Ledger.COLUMNS):
+        raise UserError(
+            f"the checkpoint in {folder} was written by another build of fewbytes {VERSION}, whose ledger has "
+            f"{checkpoint.columns} columns, not {len(Ledger.COLUMNS)}: resume with that build, or start a new run"
+        )
     if checkpoint.fingerprint != fingerprint:
         raise UserError(
             f"the checkpoint in {folder} is of another configuration (method, parameters, data, model, seed or "
