@@ -511,7 +511,7 @@ def test_what_is_nested_deeply_beside_a_reply_is_rejected(depth, tmp_path):
 
 def test_measurements_that_cannot_be_are_passed_over(tmp_path):
     def change(done):
-        scores, losses, measures = done["records"]
+        scores, losses, measures, _ = done["records"]
         scores["personalised"] = {"accuracy": (25.5, 1), "made-up": (1.0, 1)}
         scores |= {RUDE: {"accuracy": (1.0, 1)}, "x" * 65: {"accuracy": (1.0, 1)}}
         losses |= {RUDE: 1.0, "": 1.0, "huge": 1e300}

@@ -10,7 +10,13 @@ import fewbytes as fb
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
-from flower_grid import run
+import msgspec
+from flower_grid import handler_of, run
+
+from fewbytes.core.round_time import MOST
+from fewbytes.engines.handlers import Done
+from fewbytes.flower.messages import read_content, sealed
+from fewbytes.flower.node import encoded
 
 OWN = 2  # steps of an epoch of the case, on 17 to 20 samples in batches of 8; 20 are three
 ROUNDS = 4
@@ -39,6 +45,24 @@ def test_steps_follow_from_the_clients_seconds(tmp_path):
     assert not columns["simulated_ms"].any()
     assert all("local steps" in row["measured"] for row in result.rounds)
     assert grid.asked
+
+
+def test_steps_that_cannot_be_do_not_reach_the_ledger(tmp_path):
+    """Client 1 claims more steps than any number has room for."""
+
+    def claims(message, reply):
+        if handler_of(message) and message.metadata.dst_node_id == 1001:
+            record = reply.content.config_records["fewbytes"]
+            order, done = read_content(message.content)[0], msgspec.msgpack.decode(record["order"], type=Done)
+            done.records.steps = 2**63
+            record["order"] = encoded(done)
+            record["seal"] = sealed(order, encoded(done), read_content(reply.content)[1])
+        return [reply]
+
+    result, _ = run("fednova-proximal", tmp_path / "run", fault=claims, round_time="0.3s", rounds=2)
+    columns = result.ledger.columns()
+    assert columns["steps"].max() <= MOST
+    assert not columns["outcome"].any()
 
 
 def test_a_resumed_server_gives_the_steps_of_its_ledger(tmp_path):
