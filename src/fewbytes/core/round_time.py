@@ -11,7 +11,7 @@ from fewbytes.core.ledger import OUTCOMES, Ledger
 from fewbytes.core.problem import Id
 
 LONGEST = 10  # maximum number of steps, in the method's own: with many more, clients go to optima of their own
-MOST = 10**9  # maximum number of steps that a node may report
+MOST = 10**8  # maximum number of steps that a node may report
 
 
 class RoundTime:
