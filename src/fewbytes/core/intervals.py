@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewbytes.base.errors import UserError
@@ -43,13 +44,33 @@ def interval(
         raise UserError(f"there are {len(predictions)} predictions for {len(labels)} labels: give one for each")
     if not len(labels):
         return math.nan, math.nan
+    found = np.array([float(score(predictions[rows], labels[rows])) for rows in resamples(len(labels), seed)])
+    return bounds(found, level)
+
+
+def resamples(n: int, seed: int) -> Iterator[Tensor]:
+    """RESAMPLES draws of n of n samples with replacement, rows (n,); equal for equal arguments, for paired comparisons.
+
+    >>> from fewbytes.core.intervals import resamples
+    >>> next(resamples(4, seed=0))
+    tensor([2, 1, 0, 3])
+    """
     rng = stream(seed, "bootstrap")
-    found = []
     for _ in range(RESAMPLES):
-        rows = torch.from_numpy(rng.integers(len(labels), size=len(labels)))
-        found.append(float(score(predictions[rows], labels[rows])))
-    defined = np.array([value for value in found if not math.isnan(value)])
-    if len(defined) < RESAMPLES / 2:
+        yield torch.from_numpy(rng.integers(n, size=n))
+
+
+def bounds(scores: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
+    """The interval (low, high) of the scores of resamples, by percentiles, without those that are NaN; (NaN, NaN) if
+    these are more than half.
+
+    >>> import numpy as np
+    >>> from fewbytes.core.intervals import bounds
+    >>> bounds(np.linspace(0, 1, 101), level=0.9)
+    (0.05, 0.95)
+    """
+    defined = scores[~np.isnan(scores)]
+    if len(defined) < len(scores) / 2:
         return math.nan, math.nan
     low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

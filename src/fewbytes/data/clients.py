@@ -99,6 +99,8 @@ class FederatedData:
     groups: tuple[str, ...] | None = None
     schema: Schema | None = None
     """The meaning of a table's columns."""
+    names: tuple[str, ...] = ()
+    """The clients' names, such as those of their folders; empty: they only have numbers."""
 
     @property
     def learns(self) -> Kind:
@@ -107,7 +109,9 @@ class FederatedData:
         return next((split.learns for split in splits if len(split)), self.test.learns)
 
     def __post_init__(self) -> None:
-        """Raises UserError for an invalid presence."""
+        """Raises UserError for an invalid presence, and names that are not one for each client."""
+        if self.names and len(self.names) != len(self.clients):
+            raise UserError(f"names are given for {len(self.names)} of {len(self.clients)} clients: give all")
         if self.presence is None:
             return
         if len(self.presence) != len(self.clients):
@@ -122,6 +126,17 @@ class FederatedData:
                 raise UserError(
                     f"client {i} cannot be present from round {first} to {last}: rounds count upwards from 1"
                 )
+
+    def name_of(self, client: int) -> str:
+        """A client's name; `client 3` if it has only its number.
+
+        >>> import torch
+        >>> from fewbytes.data import ClientData, FederatedData, Split
+        >>> here = Split.of((torch.eye(2), torch.arange(2)))
+        >>> FederatedData((ClientData(here, here),), here, ("cat", "dog"), names=("north",)).name_of(0)
+        'north'
+        """
+        return self.names[client] if self.names else f"client {client}"
 
     def present(self, t: int) -> list[int]:
         """The clients present in round t, in ascending order."""

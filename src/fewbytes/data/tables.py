@@ -403,6 +403,11 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
     return x
 
 
+def used_rows(table: Table, schema: Schema) -> NDArray[np.bool_]:
+    """The rows of a table that are samples, by a complete schema; the others lack a value. Raises UserError."""
+    return _kept(table, schema)[0]
+
+
 def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], dict[str, int]]:
     """(mask of the used rows, numbers of missing values by column). Raises UserError for a missing value if the schema
     refuses it."""

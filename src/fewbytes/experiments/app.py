@@ -12,8 +12,10 @@ server names is refused: nothing is imported, read or downloaded. A node reads o
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -28,9 +30,10 @@ from fewbytes.core.policy import Policy
 from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
 from fewbytes.experiments.settings import make_experiment
-from fewbytes.experiments.tasks import find
+from fewbytes.experiments.tasks import Found, find
 from fewbytes.flower.application import EVENTS
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
+from fewbytes.flower.nodes import VACANT
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
@@ -102,6 +105,15 @@ def serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) 
     return _served[key]
 
 
+def _with_names(found: Found, names: str) -> Found:
+    """The task with the sites' names, unless its nodes only have numbers or the names of its data."""
+    called = tuple(name.removeprefix(VACANT) for name in names.split(",")) if names else ()
+    if not called or found.task.data.names or all(re.fullmatch(r"client-\d+", name) for name in called):
+        return found
+    data = dataclasses.replace(found.task.data, names=called)
+    return dataclasses.replace(found, task=dataclasses.replace(found.task, data=data))
+
+
 def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> None:
     """Run the experiment that the run config describes."""
     settings = read_run_config(run_config)
@@ -115,7 +127,7 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         pid, started = this_process()
         events.write("began", pid=pid, started=started)
         try:
-            found = find(make_experiment(settings), here=())
+            found = _with_names(find(make_experiment(settings), here=()), names)
             serve(found.run(folder, resume, events, from_round), names.split(",") if names else ())
             page = write_report(read_runs([folder]), folder / "report.html")
         except BaseException as error:

@@ -129,6 +129,8 @@ def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> L
     if how.public is not None and not here:
         public = with_public(like, str(how.public), model.seed, how.image_size)[1]
         federated = dataclasses.replace(federated, public=public)
+    if here is None:
+        federated = dataclasses.replace(federated, names=names_of(how))
     agreed = {} if like.learns == "tokens" else {"classes": json.dumps(names)}
     agreed |= {"shape of a sample": str(test.shape)}
     agreed |= {} if like.schema is None else {"columns": like.schema.text()}
@@ -246,6 +248,22 @@ def _with_schema(how: DataSettings, dataset: Dataset) -> DataSettings:
         if key not in of_text and getattr(how, key) != DECLARED[key].default:
             raise UserError(f"{key} is for tables, and {dataset.name} is not a table: leave it out")
     return how
+
+
+def names_of(how: DataSettings) -> tuple[str, ...]:
+    """The names of clients with their own data: those of their folders or tables; empty for a function's clients."""
+    if how.client_data is None or is_function(how.client_data):
+        return ()
+    return site_names(client_folders(how.client_data))
+
+
+def site_names(places: Sequence[Path]) -> tuple[str, ...]:
+    """The names of folders, and of files without their suffix, unless two would be equal."""
+    short = tuple(
+        place.name if place.is_dir() else place.name.removesuffix(table_suffix(place) or place.suffix)
+        for place in places
+    )
+    return short if len(set(short)) == len(short) else tuple(place.name for place in places)
 
 
 def _place(how: DataSettings, client: Id, count: int, alone: bool) -> str:

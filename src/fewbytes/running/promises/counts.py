@@ -23,6 +23,8 @@ class PartitionCounts(Promise):
     def __init__(self, data: FederatedData, folder: Path) -> None:
         self._path = folder / "partition.json"
         self.counts: dict[str, Any] = data.label_counts()
+        if data.names:
+            self.counts["names"] = list(data.names)
         for i, client in enumerate(data.clients):
             if not len(client.train):  # its data are on a node, which reports its counts when it connects
                 self.counts["train"][i] = self.counts["test"][i] = None

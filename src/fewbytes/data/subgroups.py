@@ -1,0 +1,67 @@
+"""Subgroups of a table's rows by one of its columns, which need not be a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fewbytes.base.errors import UserError
+from fewbytes.data.datasets import find
+from fewbytes.data.frames import Table
+from fewbytes.data.schema import Schema, no_column
+from fewbytes.data.split import Split
+from fewbytes.data.table_files import read_columns, table_files
+from fewbytes.data.tables import used_rows
+
+FEW = 8  # numbers with at most this many values are groups of their own
+PARTS = 4  # else they are cut into this many groups, of about equal size over all sites
+MISSING = "missing"
+
+
+def column_values(
+    name: str, schema: Schema, column: str, split: Literal["train", "test"], samples: Split
+) -> list[str | float | None]:
+    """A column's value for each of some samples of the table called `name`, of its training or test split, read by
+    `schema`: text, or a number; None if it is missing.
+
+    Raises UserError if the data are no table, the table lacks the column, or it has other rows than `samples`.
+    """
+    place = find(name)
+    files = {} if place is None else table_files(place, only_test=True)
+    if not files:
+        raise UserError(f"{name} is not a table, so it has no column {column!r}: leave --by out")
+    table = read_columns(files.get(split, next(iter(files.values()))), schema)
+    if column not in table.names:
+        raise no_column(table.where, column, [*table.names], "name one that every site has (--by)")
+    used = np.flatnonzero(used_rows(table, schema))
+    if len(used) != len(samples.y):
+        raise UserError(f"{table.where} has {len(used)} rows, and had {len(samples.y)}: restore it")
+    values = _values(table, column)
+    return [values[row] for row in (used if samples.rows is None else used[samples.rows])]
+
+
+def _values(table: Table, column: str) -> list[str | float | None]:
+    if table.kind(column) in ("numbers", "dates"):
+        return [None if np.isnan(value) else float(value) for value in table.numbers(column)]
+    codes, texts = table.categories(column)
+    return [None if code < 0 else texts[code] for code in codes]
+
+
+def groups_of(values: Sequence[str | float | None]) -> list[str]:
+    """The name of each value's group: texts and a few numbers as they are, other numbers in quarters.
+
+    >>> from fewbytes.data.subgroups import groups_of
+    >>> groups_of(["f", "m", None])
+    ['f', 'm', 'missing']
+    >>> groups_of([float(age) for age in range(1, 9)] + [70.0])[:3]
+    ['up to 3', 'up to 3', 'up to 3']
+    """
+    numbers = np.array([value for value in values if isinstance(value, float)])
+    if any(isinstance(value, str) for value in values) or len(np.unique(numbers)) <= FEW:
+        return [MISSING if v is None else f"{v:g}" if isinstance(v, float) else v for v in values]
+    cuts = np.unique(np.quantile(numbers, np.arange(1, PARTS) / PARTS))
+    names = [f"up to {cuts[0]:g}", *(f"above {a:g} to {b:g}" for a, b in zip(cuts[:-1], cuts[1:], strict=True))]
+    names.append(f"above {cuts[-1]:g}")
+    return [MISSING if value is None else names[int(np.searchsorted(cuts, float(value)))] for value in values]
