@@ -95,10 +95,11 @@ def test_every_image_of_each_clients_own_is_used(places, monkeypatch):
     done = fewbytes("run", "fedavg", *options(places), "--rounds", "1", "--out", places / "runs")
     assert done.returncode == 0, done.stderr
     (here,) = (places / "runs").iterdir()
-    assert of(here, "partition.json") == {"classes": ["benign", "malignant"], "train": TRAIN, "test": TEST}
+    counts = {"classes": ["benign", "malignant"], "train": TRAIN, "test": TEST}
+    assert of(here, "partition.json") == counts | {"names": list(SITES)}
     node = {name: {"tell": "labels"} for name in SITES}
     there = deployed(places, places / "deployed", monkeypatch, node)
-    assert of(there, "partition.json") == of(here, "partition.json")
+    assert of(there, "partition.json") == counts
     assert of(there, "result.json")["majority_class_accuracy"] == of(here, "result.json")["majority_class_accuracy"]
     assert of(there, "result.json")["uplink_bytes"] == of(here, "result.json")["uplink_bytes"]
     assert model(there) == model(here)

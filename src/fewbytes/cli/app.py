@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fewbytes.cli.after import attack, audit, export, inspect_file, probe, report, statement
+from fewbytes.cli.after import attack, audit, evaluate, export, inspect_file, probe, report, statement
 from fewbytes.cli.check import check
 from fewbytes.cli.codec import decode, encode
 from fewbytes.cli.endings import ending
@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 for each in (
     *(methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor),
-    *(audit, statement, check, status),
+    *(audit, statement, check, status, evaluate),
 ):
     app.command()(each)
 app.command("inspect")(inspect_file)

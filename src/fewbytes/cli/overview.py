@@ -16,6 +16,7 @@ COMMANDS = {
     },
     "After a run": {
         "report": "write an HTML report of one run, or one that compares several",
+        "evaluate": "test models at every site, and say who gains over training alone",
         "export": "export the model to files that work without fewbytes",
         "probe": "measure what each layer of a trained model encodes",
         "attack": "measure what a server could see of clients' images, or what malicious clients do",

@@ -127,13 +127,19 @@ def print_results(folder: Path, results: Any, as_json: bool) -> None:
 
 
 def show(runs: Sequence[RunFolder], page: Path) -> None:
-    """Print the table of some runs, the recommended methods, and the path of the report."""
+    """Print the table of some runs, the recommended methods, results by site, and the path of the report."""
     from fewbytes.report import caveats, choices, summary_table
+    from fewbytes.report.evaluation import evaluation_of, evaluation_table, verdicts
 
     printed.print(summary_table(runs, printed.width))
-    found = choices(runs)
+    found, by_site = choices(runs), evaluation_of(runs)
     for text in [*map(str, found), *caveats(runs)] if found else ():
         printed.print(text, soft_wrap=True)
+    if by_site is not None and len(runs) == 1:
+        printed.print(evaluation_table(by_site))
+    elif by_site is not None:
+        for text in verdicts(by_site):
+            printed.print(text, soft_wrap=True)
     printed.print(f"report: {page}", soft_wrap=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -62,6 +63,6 @@ def groups_of(values: Sequence[str | float | None]) -> list[str]:
     if any(isinstance(value, str) for value in values) or len(np.unique(numbers)) <= FEW:
         return [MISSING if v is None else f"{v:g}" if isinstance(v, float) else v for v in values]
     cuts = np.unique(np.quantile(numbers, np.arange(1, PARTS) / PARTS))
-    names = [f"up to {cuts[0]:g}", *(f"above {a:g} to {b:g}" for a, b in zip(cuts[:-1], cuts[1:], strict=True))]
+    names = [f"up to {cuts[0]:g}", *(f"above {a:g} to {b:g}" for a, b in pairwise(cuts))]
     names.append(f"above {cuts[-1]:g}")
     return [MISSING if value is None else names[int(np.searchsorted(cuts, float(value)))] for value in values]

@@ -17,6 +17,7 @@ from fewbytes.base.ranges import Share
 from fewbytes.core.method import Method
 from fewbytes.core.training import Local
 from fewbytes.experiments.display import Display, note
+from fewbytes.experiments.evaluate import evaluate_here
 from fewbytes.experiments.new_folders import new_folder
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.run_folders import begun, finished
@@ -107,6 +108,9 @@ def compare(
     if not any((folder / name / "config.toml").exists() for name, _ in jobs):
         shutil.rmtree(folder)
         raise UserError(f"no method can run here; {jobs[0][0]}: {results[0]['why']}")
+    ended = [job for name, job in jobs if isinstance(job, PreparedRun) and finished(folder / name)]
+    if ended:
+        evaluate_here(folder, ended[0].found, note)
     runs = read_runs([folder])
     write_report(runs, folder / "report.html")
     found = choices(runs)

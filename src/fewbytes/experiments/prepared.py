@@ -9,6 +9,7 @@ from typing import Any
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.experiments.display import Display
+from fewbytes.experiments.evaluate import evaluate_here
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.experiments.tasks import Found, find
@@ -72,6 +73,8 @@ class PreparedRun:
             for text in notes:
                 display.note(text)
             result = run_with(run)
+            if page and e.partition.partition == "local":
+                evaluate_here(folder, self.found, display.note)
         if page:
             write_report(read_runs([folder]), folder / "report.html")
         return result.summary

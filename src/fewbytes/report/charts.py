@@ -10,12 +10,13 @@ from fewbytes.base.units import megabytes
 from fewbytes.report import pieces
 from fewbytes.report.folder import Both, Direction, Row, RunFolder, when
 from fewbytes.report.pieces import Layout, Trace
-from fewbytes.report.records import Probe, Probed
+from fewbytes.report.records import Partition, Probe, Probed
 from fewbytes.report.table import percent
 from fewbytes.running.rounding import rounded_rows
 
 Clock = Literal["simulated_seconds"]
 DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
+MOST_NAMED = 40  # maximum number of clients with a name on an axis
 MOST_DRAWN = 200
 """Maximum number of clients that are drawn one by one."""
 _DASHES = ["solid", "dash", "dot", "dashdot"]
@@ -113,9 +114,11 @@ def together(clients: int) -> list[range]:
     return [range(start, min(start + each, clients)) for start in range(0, clients, each)] if clients else []
 
 
-def called(clients: range) -> str:
-    """The name of a group of clients."""
-    return f"client {clients[0]}" if len(clients) == 1 else f"clients {clients[0]} to {clients[-1]} on average"
+def called(clients: range, names: Sequence[str] = ()) -> str:
+    """The name of a group of clients; `names`: of all clients, if they have any."""
+    if len(clients) == 1:
+        return pieces.cut(names[clients[0]]) if names else f"client {clients[0]}"
+    return f"clients {clients[0]} to {clients[-1]} on average"
 
 
 def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[Trace], Layout]:
@@ -124,8 +127,12 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
     for index, run in enumerate(runs):
         if run.ledger is None:
             continue
+        named = [] if run.partition is None else run.partition.get("names", [])
         sent = list(run.bytes_by_client(direction).values())
-        clients = {group[0]: (called(group), fmean(sent[i] for i in group)) for group in together(len(sent))}
+        clients = {
+            group[0]: (pieces.plain(called(group, named)), fmean(sent[i] for i in group))
+            for group in together(len(sent))
+        }
         values, customdata = (
             [count / 1e6 for _, count in clients.values()],
             [[pieces.plain(run.label), who, megabytes(round(count))] for who, count in clients.values()],
@@ -152,7 +159,7 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
         traces.append(trace)
     if len(runs) == 1:
         return traces, {
-            "xaxis": {"title": "client"},
+            "xaxis": {"title": "client"} | _ticks(runs[0].partition),
             "yaxis": mb_axis("MB", runs, direction),
             "bargap": 0.15 if (runs[0].clients or 0) <= 100 else 0,
         }
@@ -163,9 +170,18 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
     }
 
 
-def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -> tuple[list[Trace], Layout]:
+def _ticks(partition: Partition | None) -> Layout:
+    """The names of clients along an axis, if they have some, and are few."""
+    names = [] if partition is None else partition.get("names", [])
+    if not 0 < len(names) <= MOST_NAMED:
+        return {}
+    return {"tickvals": list(range(len(names))), "ticktext": [pieces.plain(name, 18) for name in names]}
+
+
+def heat_map(partition: Partition, split: Literal["train", "test"]) -> tuple[list[Trace], Layout]:
     """Samples of each class (across) at each client (down); blank if not known by class. Very many clients: means of
     neighbours."""
+    classes, counts, called_by = partition["classes"], partition[split], partition.get("names", [])
     groups = together(len(counts))
     names: list[str] = []
     for name in classes:
@@ -176,7 +192,7 @@ def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -
         "x": names,
         "y": [group[0] for group in groups],
         "z": [_mean([counts[i] for i in group], len(names)) for group in groups],
-        "customdata": [[called(group)] * len(names) for group in groups],
+        "customdata": [[pieces.plain(called(group, called_by))] * len(names) for group in groups],
         "zmin": 0,
         "xgap": 1 if len(names) <= 50 else 0,
         "ygap": 1 if len(counts) <= 50 else 0,
@@ -189,7 +205,7 @@ def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -
     }
     return [trace], {
         "xaxis": {"title": "class", "type": "category", "showgrid": False},
-        "yaxis": {"title": "client", "autorange": "reversed", "showgrid": False, "zeroline": False},
+        "yaxis": {"title": "client", "autorange": "reversed", "showgrid": False, "zeroline": False} | _ticks(partition),
     }
 
 

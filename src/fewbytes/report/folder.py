@@ -372,7 +372,8 @@ def _partition(file: Path) -> Partition:
     partition = msgspec.convert(json.loads(file.read_text("utf-8")), Partition)
     rows = partition["train"] + partition["test"]
     widths = {len(row) for row in rows if isinstance(row, list)}
-    if len(partition["train"]) != len(partition["test"]) or widths - {len(partition["classes"])}:
+    named = len(partition.get("names", [])) in (0, len(partition["train"]))
+    if len(partition["train"]) != len(partition["test"]) or not named or widths - {len(partition["classes"])}:
         raise ValueError("its counts do not match its classes and clients")
     return partition
 

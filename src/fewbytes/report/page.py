@@ -13,7 +13,7 @@ from typing import Literal
 
 from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
-from fewbytes.report import choice, leaks, left_out, notes, pictures, pieces
+from fewbytes.report import choice, evaluation, leaks, left_out, notes, pictures, pieces
 from fewbytes.report.charts import (
     DIRECTIONS,
     called,
@@ -182,6 +182,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 
 def _page(runs: Sequence[RunFolder]) -> str:
     charts = _traffic(runs) | _rounded(runs)
+    by_site = evaluation.evaluation_of(runs)
     return document(
         "report.html",
         charts,
@@ -191,6 +192,8 @@ def _page(runs: Sequence[RunFolder]) -> str:
         many=MANY,
         choice=choice.section(runs, charts),
         summary=_summary(runs),
+        sites=evaluation.section(by_site, charts),
+        sites_views={} if by_site is None else {metric: metric for metric in by_site["metrics"]},
         scores=_scores(runs, charts),
         left_out=left_out.section(runs),
         notes=notes.noted(runs),
@@ -394,8 +397,8 @@ def _labels(runs: Sequence[RunFolder], charts: Charts) -> Labels | None:
     names = {str(index): ", ".join(run.label for run in group) for index, (group, _) in enumerate(groups)}
     partitions = dict(zip(names, (partition for _, partition in groups), strict=True))
     if any(isinstance(row, list) for partition in partitions.values() for row in partition["train"]):
-        charts["labels-train"] = {v: heat_map(p["classes"], p["train"]) for v, p in partitions.items()}
-        charts["labels-test"] = {v: heat_map(p["classes"], p["test"]) for v, p in partitions.items()}
+        charts["labels-train"] = {v: heat_map(p, "train") for v, p in partitions.items()}
+        charts["labels-test"] = {v: heat_map(p, "test") for v, p in partitions.items()}
     height = max(min(160 + 16 * len(partition["train"]), 640) for partition in partitions.values())
     totals = [
         SampleTotals(names[view], _sizes(partition))
@@ -418,7 +421,8 @@ def _sizes(partition: Partition) -> list[tuple[str, float | None, float | None]]
         known = [samples for i in group if (samples := of[i]) is not None]
         return known[0] if len(known) == 1 else round(fmean(known), 1) if known else None
 
-    return [(called(group), mean(train, group), mean(test, group)) for group in together(len(train))]
+    named = partition.get("names", [])
+    return [(called(group, named), mean(train, group), mean(test, group)) for group in together(len(train))]
 
 
 def _versions(runs: Sequence[RunFolder]) -> Versions | None:

@@ -44,12 +44,13 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Partition(TypedDict):
-    """`partition.json`: per client the number of samples of each class, in the train and in the test split. For
-    data on a client's own node, only the total if the node reports that, or None."""
+    """`partition.json`: per client the number of samples of each class, in the train and in the test split, and its
+    name if it has one. For data on a client's own node, only the total if the node reports that, or None."""
 
     classes: list[str]
     train: list[list[Number] | Number | None]
     test: list[list[Number] | Number | None]
+    names: NotRequired[list[str]]
 
 
 class Judged(TypedDict, total=False):
@@ -184,3 +185,74 @@ class Poison(TypedDict):
     chance: float
     clean: Poisoned
     poisoned: Annotated[list[Poisoned], msgspec.Meta(min_length=1)]
+
+
+class Figure(TypedDict):
+    """A score or a difference of scores, and its interval; None where undefined."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class EvaluatedSite(TypedDict):
+    """A site of `Evaluation`: its name, number of test samples, and whether it took part in the training."""
+
+    name: str
+    samples: int
+    trained: bool
+
+
+class Models(TypedDict):
+    """Models of one origin. `kind`: one shared model, each site's own, each site's from training alone, one from pooled
+    data, or the shared one without a site. `run`: the label of their run."""
+
+    name: str
+    kind: Literal["shared", "own", "alone", "pooled", "without"]
+    run: str
+
+
+class Cell(TypedDict):
+    """One model on one site's test set: of which `Models`, of which site (None: of all), the figures by metric, and
+    samples by true and predicted class."""
+
+    models: str
+    of: str | None
+    site: str
+    scores: dict[str, Figure]
+    confusion: list[list[Number]] | None
+
+
+class Gain(TypedDict):
+    """By how much `models` are better than `over` at a site (None: in the mean over sites), by the main metric."""
+
+    models: str
+    over: str
+    site: str | None
+    gain: Figure
+
+
+class Group(TypedDict):
+    """Models on a subgroup of test samples, by the main metric, at a site (None: all sites together)."""
+
+    group: str
+    models: str
+    site: str | None
+    samples: int
+    score: Figure
+
+
+class Evaluation(TypedDict):
+    """`evaluation.json`: models of some runs, by the names of their folders, on the test sets of sites; the first metric
+    is the main one."""
+
+    runs: list[str]
+    metrics: dict[str, Traits]
+    level: float
+    sites: list[EvaluatedSite]
+    models: list[Models]
+    cells: list[Cell]
+    gains: list[Gain]
+    by: str | None
+    groups: list[Group]
+    classes: list[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,10 @@ import msgspec
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock, private_folder, remove_leftovers, write_text
 from fewbytes.core.method import Method
+
+EVALUATION = ("evaluation.json", "evaluation.html")
+"""Files of `fewbytes evaluate` in a run folder."""
+BASELINES = "evaluation"  # the folder of runs that it compares with
 
 
 @contextmanager
@@ -44,6 +49,7 @@ def begin_folder(folder: Path, method: Method, rounds: int, seed: int, config: s
 
 def forget_result(folder: Path) -> None:
     """Remove results of rounds that will be repeated."""
-    of_later = [folder / name for name in ("result.json", "ledger.parquet", "report.html")]
+    of_later = [folder / name for name in ("result.json", "ledger.parquet", "report.html", *EVALUATION)]
     for file in (*of_later, *(folder / "models").glob("*.safetensors")):
         file.unlink(missing_ok=True)
+    shutil.rmtree(folder / BASELINES, ignore_errors=True)
