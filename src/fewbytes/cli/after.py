@@ -184,7 +184,7 @@ def evaluate(
     from fewbytes.experiments.evaluate import Evaluating
     from fewbytes.experiments.evaluate import evaluate as evaluate_runs
     from fewbytes.report import read_runs, write_report
-    from fewbytes.report.evaluation import PAGE, evaluation_table, group_table
+    from fewbytes.report.evaluation import PAGE, evaluation_table, group_table, verdicts
 
     names = tuple(name.strip() for name in metrics.split(",")) if metrics is not None else ()
     how = Evaluating(alone, pooled, tuple(without or ()), sites, by, names)
@@ -197,6 +197,8 @@ def evaluate(
         print(json.dumps(found, indent=2))
         return
     printed.print(evaluation_table(found))
+    for text in verdicts(found):
+        printed.print(text, soft_wrap=True)
     if (groups := group_table(found)) is not None:
         printed.print(groups)
     printed.print(f"evaluation: {folder / PAGE}", soft_wrap=True)

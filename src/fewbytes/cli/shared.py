@@ -137,9 +137,8 @@ def show(runs: Sequence[RunFolder], page: Path) -> None:
         printed.print(text, soft_wrap=True)
     if by_site is not None and len(runs) == 1:
         printed.print(evaluation_table(by_site))
-    elif by_site is not None:
-        for text in verdicts(by_site):
-            printed.print(text, soft_wrap=True)
+    for text in verdicts(by_site) if by_site is not None else ():
+        printed.print(text, soft_wrap=True)
     printed.print(f"report: {page}", soft_wrap=True)
 
 

@@ -50,19 +50,24 @@ def _values(table: Table, column: str) -> list[str | float | None]:
     return [None if code < 0 else texts[code] for code in codes]
 
 
-def groups_of(values: Sequence[str | float | None]) -> list[str]:
-    """The name of each value's group: texts and a few numbers as they are, other numbers in quarters.
+def groups_of(values: Sequence[str | float | None]) -> tuple[list[str], list[str]]:
+    """The names of groups in order, and the name of each value's group: texts and a few numbers as they are, other
+    numbers in quarters.
 
     >>> from fewbytes.data.subgroups import groups_of
     >>> groups_of(["f", "m", None])
-    ['f', 'm', 'missing']
-    >>> groups_of([float(age) for age in range(1, 9)] + [70.0])[:3]
-    ['up to 3', 'up to 3', 'up to 3']
+    (['f', 'm', 'missing'], ['f', 'm', 'missing'])
+    >>> groups_of([float(age) for age in range(1, 9)] + [70.0])[0]
+    ['up to 3', 'above 3 to 5', 'above 5 to 7', 'above 7']
     """
+    texts = sorted({value for value in values if isinstance(value, str)})
     numbers = np.array([value for value in values if isinstance(value, float)])
-    if any(isinstance(value, str) for value in values) or len(np.unique(numbers)) <= FEW:
-        return [MISSING if v is None else f"{v:g}" if isinstance(v, float) else v for v in values]
-    cuts = np.unique(np.quantile(numbers, np.arange(1, PARTS) / PARTS))
-    names = [f"up to {cuts[0]:g}", *(f"above {a:g} to {b:g}" for a, b in pairwise(cuts))]
-    names.append(f"above {cuts[-1]:g}")
-    return [MISSING if value is None else names[int(np.searchsorted(cuts, float(value)))] for value in values]
+    different = np.unique(numbers)
+    if texts or len(different) <= FEW:
+        names = [*texts, *(f"{value:g}" for value in different)]
+        each = [MISSING if v is None else f"{v:g}" if isinstance(v, float) else v for v in values]
+    else:
+        cuts = np.unique(np.quantile(numbers, np.arange(1, PARTS) / PARTS))
+        names = [f"up to {cuts[0]:g}", *(f"above {a:g} to {b:g}" for a, b in pairwise(cuts)), f"above {cuts[-1]:g}"]
+        each = [MISSING if v is None else names[int(np.searchsorted(cuts, float(v)))] for v in values]
+    return [*names, *([MISSING] if MISSING in each else [])], each

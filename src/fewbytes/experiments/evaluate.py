@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from fewbytes.base.errors import UserError
@@ -102,8 +103,8 @@ def evaluate(
     """Evaluate the models of runs, of a folder of runs, or of one `.safetensors` file, on the sites' test sets.
 
     Writes evaluation.json and evaluation.html into `out` (default: the run's folder, or that of all runs), and returns
-    its path and the contents. `found`: the runs' experiment and task, if they are loaded already. Raises UserError for runs of different data, runs without models, sites that cannot be
-    read, and unknown columns and sites.
+    its path and the contents. `found`: the runs' experiment and task, if they are loaded already. Raises UserError for
+    runs of different data, runs without models, sites that cannot be read, and unknown columns and sites.
     """
     how = how or Evaluating()
     with only_allowed():
@@ -116,7 +117,7 @@ def evaluate(
             folder = out or place_of(runs)
             learnt, sites, families = _of_runs(runs, how, found)
             names = [name_of(run) for run in runs]
-        evaluation = Evaluation(runs=names, **_evaluated(learnt, sites, families, how))
+        evaluation = _evaluated(learnt, sites, families, how, names)
     make_folder(folder)
     with replacing(folder / FILE) as file:
         file.write(json.dumps(evaluation, indent=1).encode())
@@ -125,8 +126,8 @@ def evaluate(
 
 
 def evaluate_here(place: Path, found: Found, tell: Callable[[str], None]) -> None:
-    """Evaluate the run in a folder, or the runs in it, after their end, if there are few clients with test samples here;
-    calls `tell` with the reason if it cannot."""
+    """Evaluate the run in a folder, or the runs in it, after their end, if there are few clients, with test samples
+    here; calls `tell` with the reason if it cannot."""
     clients = found.task.data.clients
     if len(clients) > MOST_AT_ONCE or not any(len(client.test) for client in clients):
         return
@@ -265,8 +266,9 @@ def _values(
 # Figures --------------------------------------------------------------------------------------------------------------
 
 
-def _evaluated(learnt: Learnt, sites: Sequence[Site], families: Sequence[Family], how: Evaluating) -> dict[str, Any]:
-    """The entries of the evaluation."""
+def _evaluated(
+    learnt: Learnt, sites: Sequence[Site], families: Sequence[Family], how: Evaluating, runs: list[str]
+) -> Evaluation:
     metrics = learnt.objective.metrics
     found: dict[tuple[str, str, str], Predictions] = {}
     scored: dict[tuple[str, str, str], Scored] = {}  # by the main metric
@@ -292,7 +294,8 @@ def _evaluated(learnt: Learnt, sites: Sequence[Site], families: Sequence[Family]
                         confusion=predictions.confusion() if site.data.learns == "classes" else None,
                     )
                 )
-    return dict(
+    return Evaluation(
+        runs=runs,
         metrics={metric.name: {"higher": metric.higher, "share": metric.share} for metric in metrics},
         level=LEVEL,
         sites=[{"name": site.name, "samples": len(site.data), "trained": site.trained} for site in sites],
@@ -333,11 +336,12 @@ def _groups(
     """Each site's own or shared model on each subgroup: at every site, and over the samples of all sites at which all
     have one together."""
     metric, compared = learnt.objective.metrics[0], [each for each in families if each.about["kind"] in COMPARED]
-    names, at, groups = groups_of([value for site in sites for value in site.values]), 0, dict[str, list[str]]()
+    order, names = groups_of([value for site in sites for value in site.values])
+    at, groups = 0, dict[str, list[str]]()
     for site in sites:
         groups[site.name], at = names[at : at + len(site.data)], at + len(site.data)
     for family in compared:
-        for group in sorted(set(names)):
+        for group in order:
             parts = {}
             for site in sites:
                 rows = torch.tensor([i for i, name in enumerate(groups[site.name]) if name == group]).long()
@@ -348,8 +352,8 @@ def _groups(
                 for site in sites
                 if site.name in parts and all(f.at(site) is not None for f in compared)
             ]
-            whole = {None: Predictions.together(common)} if common else {}
-            for place, part in {**whole, **parts}.items():
+            whole: list[tuple[str | None, Predictions]] = [(None, Predictions.together(common))] if common else []
+            for place, part in [*whole, *parts.items()]:
                 figure = _numbers(Scored.of(metric, part, learnt.seed).figure)
                 yield Group(group=group, models=family.name, site=place, samples=len(part), score=figure)
 

@@ -172,9 +172,10 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
 def read_model(
     run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """As `load_model`, together with the file's metadata."""
+    """As `load_model`, together with the file's metadata; `run` may be a model's file."""
     path = _place(Path(run), client)
-    check_own(Path(run))
+    if path != Path(run):
+        check_own(Path(run))
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -239,13 +240,15 @@ def _check_size(make: Callable[[int], nn.Module], state: State) -> None:
 
 
 def _place(run: Path, client: int | None) -> Path:
-    """The file of a run's global model or a client's own; the global one's if the run has no other model.
+    """The file of a run's global model or a client's own; the global one's if there is no other; a file itself.
 
     Raises UserError if there is no such model.
     """
     path = run / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
     if path.exists():
         return path
+    if run.is_file() and client is None:
+        return run
     if not run.is_dir():
         raise UserError(f"there is no run folder {run}")
     if not (run / "config.toml").is_file():

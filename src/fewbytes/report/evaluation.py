@@ -60,7 +60,7 @@ def name_of(run: RunFolder) -> str:
 def verdicts(evaluation: Evaluation) -> list[str]:
     """Sentences on whether federating helps, by the sites' test sets: of the shared model and of sites' own models that
     gain most over training alone, and on the contribution of each site that was left out."""
-    metric, kinds = _main(evaluation), {each["name"]: each["kind"] for each in evaluation["models"]}
+    kinds = {each["name"]: each["kind"] for each in evaluation["models"]}
     means = [gain for gain in evaluation["gains"] if gain["site"] is None and gain["gain"]["value"] is not None]
     sentences = []
     for kind in ("shared", "own"):
@@ -68,27 +68,23 @@ def verdicts(evaluation: Evaluation) -> list[str]:
         if of_kind:
             best = max(of_kind, key=lambda gain: gain["gain"]["value"] or 0.0)
             sentences.append(_verdict(evaluation, best, len(of_kind)))
-    if not sentences:
+    if not sentences and any(site["trained"] for site in evaluation["sites"]):
         sentences.append(
             "Whether federating helps is not known: no model here was trained alone (evaluate --alone trains them; a "
             "comparison needs the method separate)."
         )
     for gain in means:
         if kinds[gain["over"]] == "without":
-            left, sign = gain["over"].removeprefix("without "), _sign(gain["gain"])
-            better = "better" if (gain["gain"]["value"] or 0.0) >= 0 else "worse"
-            doubt = "" if sign else ", which may be chance"
-            sentences.append(
-                f"Contribution of {left}: with it, the shared model's {metric} is {_gap(evaluation, gain['gain'])} "
-                f"{better} in the mean over the sites{doubt}."
-            )
+            sentences.append(_contribution(evaluation, gain))
     return sentences
 
 
 def _verdict(evaluation: Evaluation, gain: Gain, among: int) -> str:
     kinds = {each["name"]: each["kind"] for each in evaluation["models"]}
     shared = kinds[gain["models"]] == "shared"
-    model = gain["models"] if ":" not in gain["models"] else gain["models"].replace(": ", "'s ")
+    whose, colon, _ = gain["models"].partition(": ")
+    whose = f"{whose}'s" if colon else "the" if shared else "the sites'"
+    model = f"{whose} {'shared model is' if shared else 'own models are'}"
     sites = [
         each for each in evaluation["gains"]
         if each["site"] is not None and (each["models"], each["over"]) == (gain["models"], gain["over"])
@@ -96,17 +92,30 @@ def _verdict(evaluation: Evaluation, gain: Gain, among: int) -> str:
     better = [str(each["site"]) for each in sites if _sign(each["gain"]) > 0]
     worse = [str(each["site"]) for each in sites if _sign(each["gain"]) < 0]
     head = {1: "Federating helps", -1: "Federating does harm", 0: "It is open whether federating helps"}
-    most = f", the best of {among}" if among > 1 else ""
+    most = f" (the best of {among} methods, which flatters it)" if among > 1 else ""
     at = [f"better at {listed(better)}"] if better else []
     at += [f"worse at {listed(worse)}"] if worse else []
     rest = len(sites) - len(better) - len(worse)
     at += [f"not distinguishable at {rest} of {len(sites)}"] if rest else []
-    verb = "is" if shared else "are"
     return (
-        f"{head[_sign(gain['gain'])]}: by {_main(evaluation)}, the {model.removeprefix('the ')}{most} {verb} "
-        f"{_gap(evaluation, gain['gain'])} {'better' if (gain['gain']['value'] or 0) >= 0 else 'worse'} than training "
-        f"alone in the mean over {len(sites)} sites' test sets; by site, {'; '.join(at)}."
+        f"{head[_sign(gain['gain'])]}: by {_main(evaluation)}, {model} {_gap(evaluation, gain['gain'])} "
+        f"{'better' if (gain['gain']['value'] or 0) >= 0 else 'worse'} than training alone in the mean over "
+        f"{len(sites)} sites' test sets{most}; by site, {', '.join(at)}."
     )
+
+
+def _contribution(evaluation: Evaluation, mean: Gain) -> str:
+    """What a site that was left out contributes: in the mean over sites, and at the site itself."""
+    left = mean["over"].removeprefix("without ")
+    own = [g for g in evaluation["gains"] if g["over"] == mean["over"] and g["site"] == left]
+    sites = sum(g["over"] == mean["over"] for g in evaluation["gains"]) - 1
+    places = [(mean, f"in the mean over {sites} sites"), *((gain, f"at {left} itself") for gain in own)]
+    parts = [
+        f"{_gap(evaluation, gain['gain'])} {'better' if (gain['gain']['value'] or 0.0) >= 0 else 'worse'} {where}"
+        + ("" if _sign(gain["gain"]) else ", which may be chance")
+        for gain, where in places
+    ]
+    return f"Contribution of {left}: with it, the shared model's {_main(evaluation)} is {'; '.join(parts)}."
 
 
 def _sign(gain: Figure) -> int:
@@ -153,13 +162,10 @@ def _written(evaluation: Evaluation, metric: str, figure: Figure | None) -> tupl
 
 
 def evaluation_table(evaluation: Evaluation) -> Table:
-    """The main metric by site as a table for the terminal, with intervals, and the mean over sites; the verdicts are
-    under it."""
+    """The main metric by site as a table for the terminal, with intervals, and the mean over sites."""
     metric = _main(evaluation)
     names = [each["name"] for each in evaluation["models"] if each["kind"] in COMPARED]
-    table = figures_table(
-        "\n".join([_explained(evaluation), *verdicts(evaluation)]), [f"{metric} at"], ["samples", *names]
-    )
+    table = figures_table(_explained(evaluation), [f"{metric} at"], ["samples", *names])
     for row in site_rows(evaluation, metric):
         cells = [" ".join(filter(None, (value, f"({ends})" if ends else ""))) for value, ends in row.cells]
         table.add_row(row.name, row.samples, *cells)
@@ -246,7 +252,8 @@ def group_table(evaluation: Evaluation) -> Table | None:
 
 @dataclass(frozen=True)
 class Section:
-    """The results by site: sentences, columns, rows by metric, the colours of the chart's models, and its height."""
+    """The results by site: sentences, columns, rows by metric, the models of the chart with the numbers of their
+    colours, its height, and the same of the charts of differences."""
 
     verdicts: list[str]
     explained: str
@@ -254,7 +261,7 @@ class Section:
     rows: dict[str, list[SiteRow]]
     drawn: list[tuple[int, str]]
     height: int
-    gains: bool
+    compared: dict[str, list[tuple[int, str]]]
     outside: bool
 
 
@@ -265,14 +272,20 @@ def section(evaluation: Evaluation | None, charts: Charts) -> Section | None:
     names = [each["name"] for each in evaluation["models"] if each["kind"] in COMPARED]
     drawn = [(i, each["name"]) for i, each in enumerate(evaluation["models"]) if each["name"] in names]
     charts["sites"] = {metric: _sites_chart(evaluation, metric, drawn) for metric in evaluation["metrics"]}
-    gains = [gain for gain in evaluation["gains"] if gain["gain"]["value"] is not None]
-    if gains:
-        charts["gains"] = {"all": _gains_chart(evaluation, gains)}
+    compared: dict[str, list[tuple[int, str]]] = {}
+    for name, left_out in (("gains", False), ("contributions", True)):
+        kinds = {each["name"]: each["kind"] for each in evaluation["models"]}
+        of = [g for g in evaluation["gains"] if (kinds[g["over"]] == "without") == left_out]
+        if of := [gain for gain in of if gain["gain"]["value"] is not None]:
+            key = "over" if left_out else "models"
+            shown = list(dict.fromkeys(gain[key] for gain in of))  # type: ignore[literal-required]
+            compared[name] = [(i, each["name"]) for i, each in enumerate(evaluation["models"]) if each["name"] in shown]
+            charts[name] = {"all": _gains_chart(evaluation, of, compared[name], key)}
     rows = {metric: site_rows(evaluation, metric) for metric in evaluation["metrics"]}
     height = 120 + len(evaluation["sites"]) * (18 + 12 * len(drawn))
     outside = any(not site["trained"] for site in evaluation["sites"])
     return Section(
-        verdicts(evaluation), _explained(evaluation), names, rows, drawn, min(height, 900), bool(gains), outside
+        verdicts(evaluation), _explained(evaluation), names, rows, drawn, min(height, 900), compared, outside
     )
 
 
@@ -285,7 +298,7 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
     page = document(
         "evaluation.html",
         charts,
-        title=f"{len(evaluation['sites'])} sites",
+        title=f"{listed(evaluation['runs'], 3)} at {len(evaluation['sites'])} sites",
         facts=[
             f"{sum(site['samples'] for site in evaluation['sites']):,} test samples",
             f"metrics {', '.join(evaluation['metrics'])}",
@@ -341,34 +354,26 @@ def _sites_chart(evaluation: Evaluation, metric: str, drawn: Sequence[tuple[int,
     }
 
 
-def _gains_chart(evaluation: Evaluation, gains: Sequence[Gain]) -> tuple[list[Trace], Layout]:
-    """A mark per site and comparison: how much better, with its interval; 0 is a line."""
+def _gains_chart(
+    evaluation: Evaluation, gains: Sequence[Gain], drawn: Sequence[tuple[int, str]], key: str
+) -> tuple[list[Trace], Layout]:
+    """A mark per site and comparison: how much better, with its interval; 0 is a line. `drawn`: the models named by
+    `key`, with their colours."""
     share = evaluation["metrics"][_main(evaluation)]["share"]
     names = [*(site["name"] for site in evaluation["sites"]), MEAN]
-    pairs = list(dict.fromkeys((gain["models"], gain["over"]) for gain in gains))
     traces: list[Trace] = [
         {
             "type": "scatter", "mode": "lines", "x": [0, 0], "y": [-0.6, len(names) - 0.4], "hoverinfo": "skip",
             "line": {"color": "#74839b", "width": 1.5, "dash": "dot"},
         }
     ]  # fmt: skip
-    index = {each["name"]: i for i, each in enumerate(evaluation["models"])}
-    for place, (models, over) in enumerate(pairs):
-        mine = [gain for gain in gains if (gain["models"], gain["over"]) == (models, over)]
-        shift = (place - (len(pairs) - 1) / 2) * 0.7 / len(pairs)
+    for place, (index, name) in enumerate(drawn):
+        mine = [gain for gain in gains if gain[key] == name]  # type: ignore[literal-required]
+        shift = (place - (len(drawn) - 1) / 2) * 0.7 / len(drawn)
         sites = [gain["site"] or MEAN for gain in mine]
-        colour = index[models] if over == pairs[0][1] else index[over]
-        traces.append(
-            _marks(
-                f"{models}, compared with {over}",
-                colour,
-                [gain["gain"] for gain in mine],
-                [names.index(site) + shift for site in sites],
-                sites,
-                share,
-            )
-        )
-    axis = {"title": f"gain in {_main(evaluation)}" + (" (right is better)")}
+        figures, at = [gain["gain"] for gain in mine], [names.index(site) + shift for site in sites]
+        traces.append(_marks(f"{mine[0]['models']}, compared with {mine[0]['over']}", index, figures, at, sites, share))
+    axis = {"title": f"difference in {_main(evaluation)} (right is better)"}
     return traces, {
         "xaxis": axis | ({"tickformat": "+.3~p"} if share else {}),
         "yaxis": _names_axis(names),

@@ -243,8 +243,8 @@ class Group(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """`evaluation.json`: models of some runs, by the names of their folders, on the test sets of sites; the first metric
-    is the main one."""
+    """`evaluation.json`: models of some runs, named as their folders, on the sites' test sets; the first metric is the
+    main one."""
 
     runs: list[str]
     metrics: dict[str, Traits]
