@@ -15,12 +15,12 @@ from fewbytes.base.errors import UserError, listed, visible
 from fewbytes.base.files import replacing
 from fewbytes.base.units import written
 from fewbytes.report import pieces
-from fewbytes.report.charts import score_axis
+from fewbytes.report.charts import round_axis, score_axis
 from fewbytes.report.document import document
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
-from fewbytes.report.records import Cell, Evaluation, Figure, Gain
-from fewbytes.report.table import figures_table
+from fewbytes.report.records import Cell, Evaluation, Figure, Gain, Models
+from fewbytes.report.table import figures_table, whole
 
 FILE, PAGE = "evaluation.json", "evaluation.html"
 COMPARED = ("shared", "own", "alone", "pooled")
@@ -46,7 +46,46 @@ def place_of(runs: Sequence[RunFolder]) -> Path:
 def evaluation_of(runs: Sequence[RunFolder]) -> Evaluation | None:
     """The evaluation of these runs; None if there is none, or only one of other runs."""
     found = read_evaluation(place_of(runs))
-    return found if found is not None and sorted(found["runs"]) == sorted(name_of(run) for run in runs) else None
+    if found is not None and sorted(found["runs"]) == sorted(name_of(run) for run in runs):
+        return found
+    return _reported(runs[0]) if len(runs) == 1 else None
+
+
+def _reported(run: RunFolder) -> Evaluation | None:
+    """The last score that each client of a run has reported, by kind, without intervals; None if clients have no names,
+    or none has reported."""
+    names = [] if run.partition is None else run.partition.get("names", [])
+    rows = [row["by_client"] for row in run.rounds if row["phase"] != "join" and "by_client" in row]
+    cells: dict[tuple[str, str], Cell] = {}
+    for metric, kind, client, value in (
+        (metric, kind, client, value)
+        for row in rows
+        for metric, kinds in row.items()
+        for kind, clients in kinds.items()
+        for client, value in clients.items()
+        if client.isdecimal() and int(client) < len(names) and metric in run.metrics
+    ):
+        site = names[int(client)]
+        cell = cells.setdefault((kind, site), Cell(models=kind, of=site, site=site, scores={}, confusion=None))
+        cell["scores"][metric] = Figure(value=value, low=None, high=None)
+    if not cells or run.partition is None:
+        return None
+    tested = [sum(of) if isinstance(of, list) else of for of in run.partition["test"]]
+    kinds = list(dict.fromkeys(kind for kind, _ in cells))
+    return Evaluation(
+        runs=[],
+        metrics={metric: {"higher": run.higher(metric), "share": run.share(metric)} for metric in run.metrics},
+        level=0.0,
+        sites=[
+            {"name": name, "samples": samples, "trained": True} for name, samples in zip(names, tested, strict=True)
+        ],
+        models=[Models(name=kind, kind="own", run=run.label) for kind in kinds],
+        cells=list(cells.values()),
+        gains=[],
+        by=None,
+        groups=[],
+        classes=run.partition["classes"],
+    )
 
 
 def name_of(run: RunFolder) -> str:
@@ -68,7 +107,7 @@ def verdicts(evaluation: Evaluation) -> list[str]:
         if of_kind:
             best = max(of_kind, key=lambda gain: gain["gain"]["value"] or 0.0)
             sentences.append(_verdict(evaluation, best, len(of_kind)))
-    if not sentences and any(site["trained"] for site in evaluation["sites"]):
+    if not sentences and evaluation["runs"] and any(site["trained"] for site in evaluation["sites"]):
         sentences.append(
             "Whether federating helps is not known: no model here was trained alone (evaluate --alone trains them; a "
             "comparison needs the method separate)."
@@ -176,6 +215,8 @@ def _explained(evaluation: Evaluation) -> str:
     """What the figures are."""
     outside = [site["name"] for site in evaluation["sites"] if not site["trained"]]
     more = f"; no training at {listed(outside)}" if outside else ""
+    if not evaluation["level"]:
+        return "on each site's own test samples, as the sites reported them last"
     return f"on each site's own test samples, with {_level(evaluation)} bootstrap intervals{more}"
 
 
@@ -195,7 +236,7 @@ def site_rows(evaluation: Evaluation, metric: str) -> list[SiteRow]:
     for site in evaluation["sites"]:
         figures = {name: _at(evaluation, name, site["name"], metric) for name in names}
         cells = [_written(evaluation, metric, figures[name]) for name in names]
-        rows.append(SiteRow(site["name"] + ("" if site["trained"] else " *"), f"{site['samples']:,}", cells))
+        rows.append(SiteRow(site["name"] + ("" if site["trained"] else " *"), whole(site["samples"]), cells))
         if site["trained"]:
             for name, figure in figures.items():
                 means[name].append(None if figure is None else figure["value"])
@@ -262,6 +303,7 @@ class Section:
     drawn: list[tuple[int, str]]
     height: int
     compared: dict[str, list[tuple[int, str]]]
+    intervals: bool
     outside: bool
 
 
@@ -285,8 +327,48 @@ def section(evaluation: Evaluation | None, charts: Charts) -> Section | None:
     height = 120 + len(evaluation["sites"]) * (18 + 12 * len(drawn))
     outside = any(not site["trained"] for site in evaluation["sites"])
     return Section(
-        verdicts(evaluation), _explained(evaluation), names, rows, drawn, min(height, 900), compared, outside
+        verdicts(evaluation),
+        _explained(evaluation),
+        names,
+        rows,
+        drawn,
+        min(height, 900),
+        compared,
+        bool(evaluation["level"]),
+        outside,
     )
+
+
+def curves(runs: Sequence[RunFolder], charts: Charts) -> tuple[dict[str, str], list[tuple[int, str]]]:
+    """The chart of one run's main metric at each site over rounds: its views, by kind, and its lines. Empty for several
+    runs, and clients without names."""
+    names = runs[0].partition.get("names", []) if len(runs) == 1 and runs[0].partition is not None else []
+    if not names:
+        return {}, []
+    run, views = runs[0], dict[str, tuple[list[Trace], Layout]]()
+    form = ".1%" if run.share() else ".4~g"
+    rows = [(row["round"], row["by_client"].get(run.metric, {})) for row in run.rounds if "by_client" in row]
+    for kind in dict.fromkeys(kind for _, kinds in rows for kind in kinds):
+        traces = []
+        for index, name in enumerate(names):
+            points = [(t, kinds[kind][str(index)]) for t, kinds in rows if str(index) in kinds.get(kind, {})]
+            look, plain = {"color": pieces.colour(index)}, pieces.plain(name)
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": plain,
+                    "line": look,
+                    "marker": look,
+                    "x": [t for t, _ in points],
+                    "y": [value for _, value in points],
+                    "hovertemplate": f"{plain}<br>round %{{x}}: <b>%{{y:{form}}}</b><extra></extra>",
+                }
+            )
+        views[kind] = traces, {"xaxis": round_axis(runs), "yaxis": score_axis(run.metric, run.share())}
+    if views:
+        charts["site-rounds"] = views
+    return {kind: kind for kind in views}, list(enumerate(names)) if views else []
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
@@ -300,10 +382,12 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
         charts,
         title=f"{listed(evaluation['runs'], 3)} at {len(evaluation['sites'])} sites",
         facts=[
-            f"{sum(site['samples'] for site in evaluation['sites']):,} test samples",
+            f"{sum(site['samples'] or 0 for site in evaluation['sites']):,} test samples",
             f"metrics {', '.join(evaluation['metrics'])}",
         ],
         sites=found,
+        site_kinds={},
+        site_lines=[],
         views={metric: metric for metric in evaluation["metrics"]},
         matrix_height=140 + 26 * len(set(rows)),
         by=evaluation["by"],

@@ -183,6 +183,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 def _page(runs: Sequence[RunFolder]) -> str:
     charts = _traffic(runs) | _rounded(runs)
     by_site = evaluation.evaluation_of(runs)
+    site_kinds, site_lines = evaluation.curves(runs, charts)
     return document(
         "report.html",
         charts,
@@ -193,6 +194,8 @@ def _page(runs: Sequence[RunFolder]) -> str:
         choice=choice.section(runs, charts),
         summary=_summary(runs),
         sites=evaluation.section(by_site, charts),
+        site_kinds=site_kinds,
+        site_lines=site_lines,
         sites_views={} if by_site is None else {metric: metric for metric in by_site["metrics"]},
         scores=_scores(runs, charts),
         left_out=left_out.section(runs),

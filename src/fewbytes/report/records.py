@@ -31,6 +31,7 @@ class Round(TypedDict):
     cohort: NotRequired[int]
     scores: NotRequired[dict[str, dict[str, float | None]]]
     pooled: NotRequired[dict[str, dict[str, float]]]
+    by_client: NotRequired[dict[str, dict[str, dict[str, float | None]]]]
     measured: NotRequired[dict[str, float]]
     seconds: NotRequired[float]
     simulated_seconds: NotRequired[float]
@@ -196,10 +197,11 @@ class Figure(TypedDict):
 
 
 class EvaluatedSite(TypedDict):
-    """A site of `Evaluation`: its name, number of test samples, and whether it took part in the training."""
+    """A site of `Evaluation`: its name, number of test samples (None: not reported), and whether it took part in the
+    training."""
 
     name: str
-    samples: int
+    samples: int | None
     trained: bool
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fewbytes.base.cores import all_cores
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import check_model
-from fewbytes.core.records import ByMetric, mean_scores, pooled_scores
+from fewbytes.core.metrics import Scores
+from fewbytes.core.problem import Id
+from fewbytes.core.records import ByMetric, client_scores, mean_scores, pooled_scores
 from fewbytes.engines.engine import Engine
 from fewbytes.running.promises.promise import Phase, Row
 from fewbytes.running.rounds import Rounds
+
+MOST_BY_CLIENT = 50  # maximum number of clients of a run whose lines have each client's scores
 
 
 def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequence[Row], due: bool) -> None:
@@ -27,18 +31,21 @@ def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequenc
     done.scores, done.pooled = engine.step.records.means(), engine.step.records.pooled()
     if due or (done.phase == "finish" and engine.method.promises.scored_after_finish):
         shown, open_end = dict(engine.step.shown), due and t < rounds.last and rounds.may_end("scored")
-        done.scores = merged(done.scores, scored_models(engine, state, last=t >= rounds.last or open_end))
+        own = {i: scores for i, scores in engine.scheduler.score_clients().items() if scores}  # none: no model yet
+        done.scores = merged(done.scores, scored_models(engine, state, own, last=t >= rounds.last or open_end))
+        if len(engine.problem.clients) <= MOST_BY_CLIENT:
+            done.by_client = client_scores(engine.step.records.scores | ({"personalised": own} if own else {}))
         if open_end and not rounds.end([*rows, sent | {"scores": done.scores}], t):
             engine.step.shown = shown  # without predictions, which are shown after the last round
 
 
-def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
-    """Scores by metric and kind; after the last round predictions are shown, where the objective has pictures.
+def scored_models(engine: Engine, state: Any, scores: Mapping[Id, Scores], last: bool) -> ByMetric:
+    """Scores by metric and kind, with the `scores` of clients' own models; after the last round predictions are shown,
+    where the objective has pictures.
 
     `personalised`: of clients' own models, the mean over clients; `micro`: over all their samples; `newcomers`: of
     clients that joined after round 1, if others are present, too; `global`: of the server's model on its test set.
     """
-    scores = {i: score for i, score in engine.scheduler.score_clients().items() if score}  # none: no model yet
     problem = engine.problem
     first = set(problem.clients_in(1))
     late = {i: score for i, score in scores.items() if i not in first}

@@ -67,8 +67,9 @@ class Watcher:
         `row`: "round" (from 1; after the last, one more), "phase" ("round" or "finish"), "scores" by metric and kind,
         such as `row["scores"]["accuracy"]["global"]` (empty: not scored), "loss" by name, "uplink_bytes" and
         "downlink_bytes" of this step, "cohort" (how many clients took part), "seconds", "seconds_scoring", and where
-        there are any "measured", "pooled", "left_out", "not_finite", "notes", "staleness" (of a stream's replies, mean)
-        and "simulated_seconds" (since the run began).
+        there are any "measured", "pooled", "by_client" (scores by metric, kind and client, if these are few),
+        "left_out", "not_finite", "notes", "staleness" (of a stream's replies, mean) and "simulated_seconds" (since the
+        run began).
         """
 
     def note(self, text: str) -> None:

@@ -20,6 +20,7 @@ class Measured(Promise):
             "scores": phase.scores,
             "loss": means(phase.records.losses),
             **({"pooled": phase.pooled} if phase.pooled else {}),
+            **({"by_client": phase.by_client} if phase.by_client else {}),
             **({"measured": measured} if measured else {}),
             **phase.bytes,
         }

@@ -40,6 +40,7 @@ class Phase:
     called: Callable[[Id], str]  # a client's display name
     scores: ByMetric = field(default_factory=dict)
     pooled: ByMetric = field(default_factory=dict)
+    by_client: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # as of `client_scores`
     seconds: tuple[float, float] = (0.0, 0.0)
     row: Row = field(default_factory=dict)  # its line; empty: it has none
 
