@@ -82,11 +82,11 @@ class Scored:
     draws: NDArray[np.float64]
 
     @classmethod
-    def of(cls, metric: Metric, found: Predictions, seed: int) -> Scored:
-        """A metric of predictions; without resamples if the predictions are large, as of pictures' masks."""
+    def of(cls, metric: Metric, found: Predictions, seed: int, drawn: bool = True) -> Scored:
+        """A metric of predictions; without resamples unless `drawn`, and if predictions are large, as of masks."""
         one = _right if _is_accuracy(metric, found) else partial(_measured, metric)
         value = one(found) if len(found) else math.nan
-        if math.isnan(value) or found.predicted.numel() > SMALL:
+        if not drawn or math.isnan(value) or found.predicted.numel() > SMALL:
             return cls(value, np.full(RESAMPLES, math.nan))
         return cls(value, np.array([one(found.rows(rows)) for rows in resamples(len(found), seed)]))
 

@@ -283,7 +283,9 @@ def _evaluated(
                 seed = learnt.seed + number
                 predictions = Predictions.of(model, site.data, learnt.objective, learnt.device, learnt.precision)
                 found[key] = predictions
-                scores = {metric.name: Scored.of(metric, predictions, seed) for metric in metrics}
+                scores = {
+                    metric.name: Scored.of(metric, predictions, seed, of == family.at(site)) for metric in metrics
+                }
                 scored[key] = scores[metrics[0].name]
                 cells.append(
                     Cell(
