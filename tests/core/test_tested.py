@@ -35,7 +35,7 @@ class Distance:
 def classes(right: list[bool], seed: int = 0) -> Predictions:
     """Predictions of two classes, right or wrong."""
     truth = torch.from_numpy(np.random.default_rng(seed).integers(2, size=len(right)))
-    guessed = torch.where(torch.tensor(right), truth, 1 - truth)
+    guessed = torch.where(torch.tensor(right, dtype=torch.bool), truth, 1 - truth)
     return Predictions(nn.functional.one_hot(guessed, 2).float(), truth)
 
 

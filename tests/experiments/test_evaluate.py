@@ -1,9 +1,9 @@
-"""`fewbytes evaluate`: models on the test sets of three made hospitals, with tables and with pictures, beside pandas and
-scikit-learn."""
+"""`fewbytes evaluate`: models at three made hospitals (tables, pictures) beside pandas and scikit-learn."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +117,8 @@ def test_subgroups_equal_pooled_pandas(evaluation, run, hospitals):
 
 
 def test_gains_are_differences_on_the_same_samples(evaluation):
-    at = {(c["models"], c["site"]): c["scores"]["accuracy"]["value"] for c in evaluation["cells"] if c["of"] in (None, c["site"])}  # fmt: skip
+    own = [cell for cell in evaluation["cells"] if cell["of"] in (None, cell["site"])]
+    at = {(cell["models"], cell["site"]): cell["scores"]["accuracy"]["value"] for cell in own}
     gains = {(g["models"], g["over"], g["site"]): g["gain"] for g in evaluation["gains"]}
     for name in NAMES:
         gap = gains["shared model", "training alone", name]
@@ -133,10 +134,15 @@ def test_gains_are_differences_on_the_same_samples(evaluation):
 def test_without_a_site_is_the_run_of_the_others(evaluation, run, hospitals, tmp_path):
     (tmp_path / "sites").mkdir()
     for name in ("north", "west"):
-        (tmp_path / "sites" / name).symlink_to(hospitals / "sites" / name)
+        shutil.copytree(hospitals / "sites" / name, tmp_path / "sites" / name)
     PreparedRun(settings(hospitals, client_data=str(tmp_path / "sites"))).execute(tmp_path / "two", False)
-    models = [load_file(place / "models" / "global.safetensors") for place in (tmp_path / "two", run / BASELINES / "without-1")]  # fmt: skip
-    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    assert same(*(place / "models/global.safetensors" for place in (tmp_path / "two", run / BASELINES / "without-1")))
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two files have the same weights."""
+    weights = load_file(one), load_file(other)
+    return all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_pooled_is_one_site_with_all_samples(evaluation, run, hospitals, tmp_path):
@@ -146,10 +152,9 @@ def test_pooled_is_one_site_with_all_samples(evaluation, run, hospitals, tmp_pat
         pd.concat(frames).to_csv(tmp_path / "sites" / "all" / f"{split}.csv", index=False)
     own = json.loads((run / "result.json").read_text())["parameters"]
     parameters = {key: own[key] for key in ("epochs", "lr", "batch", "momentum")}
-    of_one = settings(hospitals, client_data=str(tmp_path / "sites"), clients=1, method="separate", parameters=parameters)  # fmt: skip
-    PreparedRun(of_one).execute(tmp_path / "one", False)
-    one, pooled = (load_file(place / "models" / "client-0.safetensors") for place in (tmp_path / "one", run / BASELINES / "pooled"))  # fmt: skip
-    assert all(torch.equal(one[name], pooled[name]) for name in one)
+    of_one = {"client_data": str(tmp_path / "sites"), "clients": 1, "method": "separate", "parameters": parameters}
+    PreparedRun(settings(hospitals, **of_one)).execute(tmp_path / "one", False)
+    assert same(*(place / "models/client-0.safetensors" for place in (tmp_path / "one", run / BASELINES / "pooled")))
 
 
 def test_the_report_names_the_sites(evaluation, run):
@@ -243,10 +248,10 @@ def test_a_comparison_says_whether_federating_helps(hospitals, capsys, monkeypat
 
 def test_pictures_of_three_hospitals(places):
     """Their figures equal scikit-learn's on the files as PIL reads them."""
-    for seed, name in enumerate(SITES):
-        images(places / "sites" / name, "test", {"benign": 6, "malignant": 6}, 40 + seed)
-    how = {"method": "fedavg", "partition": "local", "dataset": "cells", "client_data": str(places / "sites"), "rounds": 1}  # fmt: skip
-    PreparedRun({**how, "parameters": {"batch": 10}}).execute(places / "run", False)
+    for seed, (name, classes) in enumerate(SITES.items()):
+        images(places / "sites" / name, "test", dict.fromkeys(classes, 6), 40 + seed)
+    how = {"method": "fedavg", "partition": "local", "dataset": "cells", "client_data": str(places / "sites")}
+    PreparedRun({**how, "rounds": 1, "parameters": {"batch": 10}}).execute(places / "run", False)
     _, found = evaluate([places / "run"])
     model = load_model(places / "run")
     assert [site["name"] for site in found["sites"]] == list(SITES)
