@@ -139,7 +139,7 @@ def _verdict(evaluation: Evaluation, gain: Gain, among: int) -> str:
     return (
         f"{head[_sign(gain['gain'])]}: by {_main(evaluation)}, {model} {_gap(evaluation, gain['gain'])} "
         f"{'better' if (gain['gain']['value'] or 0) >= 0 else 'worse'} than training alone in the mean over "
-        f"{len(sites)} sites' test sets{most}; by site, {', '.join(at)}."
+        f"{len(sites)} sites' test sets{most}; by site: {'; '.join(at)}."
     )
 
 
