@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, confusion_matrix, roc_auc_score
 
 from fewbytes.base.errors import UserError
+from fewbytes.core import intervals, tested
 from fewbytes.experiments.evaluate import Evaluating, evaluate
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.models.files import load_model
@@ -26,6 +27,15 @@ from fewbytes.running.folder import BASELINES, forget_result
 NAMES = ["north", "south", "west"]
 FEATURES = ["age", "mass", "dose"]
 HERE = {"partition": "local", "target": "ill", "leave_out": "sex", "metrics": "accuracy,auc", "rounds": 3}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fewer_resamples():
+    """A tenth of them, as tests of intervals are elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (intervals, tested):
+            patch.setattr(module, "RESAMPLES", 100)
+        yield
 
 
 def patients(n: int, shift: float, seed: int) -> pd.DataFrame:
