@@ -18,7 +18,7 @@ import pytest
 from cases import CASES, tiny_task
 from commands import fewbytes
 from flower_run import flower_run
-from places import TEST, TRAIN, options
+from places import SITES, TEST, TRAIN, options
 from runs import PATIENCE, ROUNDS, fingerprint, lines, tensorboard_scalars, until
 
 import fewbytes as fb
@@ -257,7 +257,7 @@ def test_every_image_of_three_nodes_own_folders_is_used(places):
     assert (result["status"], result["clients"], result["left_out"]) == ("done", 3, 0)
     (run,) = (places / "runs").glob("[!.]*")
     assert json.loads((run / "partition.json").read_text()) == {
-        "classes": ["benign", "malignant"], "train": TRAIN, "test": TEST,
+        "classes": ["benign", "malignant"], "train": TRAIN, "test": TEST, "names": list(SITES),
     }  # fmt: skip
     assert sum(map(sum, TRAIN + TEST)) == 120
     for counts in (TRAIN, TEST):

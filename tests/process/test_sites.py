@@ -123,4 +123,9 @@ def test_a_server_that_was_stopped_as_it_waited_goes_on_with_what_is_said_anew(t
         for name in ("north", "south"):
             host(run, name, stack)
         assert server.wait(timeout=PATIENCE) == 0, said.read_text()
-    assert json.loads((run / "partition.json").read_text())["train"] == [64, 47]  # a row of 60 is left out
+    counts = json.loads((run / "partition.json").read_text())
+    assert counts["train"] == [64, 47]  # a row of 60 is left out
+    assert counts["names"] == ["north", "south"]
+    page = (run / "report.html").read_text()
+    assert "By site" in page
+    assert '<th scope="row">south</th>' in page

@@ -129,8 +129,8 @@ def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> L
     if how.public is not None and not here:
         public = with_public(like, str(how.public), model.seed, how.image_size)[1]
         federated = dataclasses.replace(federated, public=public)
-    if here is None:
-        federated = dataclasses.replace(federated, names=names_of(how))
+    if not here and len(called := site_names_of(how)) == count:
+        federated = dataclasses.replace(federated, names=called)
     agreed = {} if like.learns == "tokens" else {"classes": json.dumps(names)}
     agreed |= {"shape of a sample": str(test.shape)}
     agreed |= {} if like.schema is None else {"columns": like.schema.text()}
@@ -250,11 +250,15 @@ def _with_schema(how: DataSettings, dataset: Dataset) -> DataSettings:
     return how
 
 
-def names_of(how: DataSettings) -> tuple[str, ...]:
-    """The names of clients with their own data: those of their folders or tables; empty for a function's clients."""
+def site_names_of(how: DataSettings) -> tuple[str, ...]:
+    """The names of clients with their own data, as of their folders or tables, if these are here; empty for a function's
+    clients."""
     if how.client_data is None or is_function(how.client_data):
         return ()
-    return site_names(client_folders(how.client_data))
+    try:
+        return site_names(client_folders(how.client_data))
+    except UserError:  # a server need not have them
+        return ()
 
 
 def site_names(places: Sequence[Path]) -> tuple[str, ...]:
