@@ -251,8 +251,8 @@ def _with_schema(how: DataSettings, dataset: Dataset) -> DataSettings:
 
 
 def site_names_of(how: DataSettings) -> tuple[str, ...]:
-    """The names of clients with their own data, as of their folders or tables, if these are here; empty for a function's
-    clients."""
+    """The names of clients with their own data, those of their folders or tables, if these are here; empty for clients
+    of a function."""
     if how.client_data is None or is_function(how.client_data):
         return ()
     try:
