@@ -166,7 +166,7 @@ def _sign(gain: Figure) -> int:
 
 def _gap(evaluation: Evaluation, gain: Figure) -> str:
     """The size of a difference with its interval, in words: the ends keep their sign relative to it."""
-    share, turn = evaluation["metrics"][_main(evaluation)]["share"], -1 if (gain["value"] or 0) < 0 else 1
+    share, turn = _in_percent(evaluation, _main(evaluation)), -1 if (gain["value"] or 0) < 0 else 1
 
     def number(value: float) -> str:
         return f"{100 * value:.1f}" if share else f"{value:.3g}"
@@ -183,6 +183,11 @@ def _level(evaluation: Evaluation) -> str:
     return f"{100 * evaluation['level']:g} %"
 
 
+def _in_percent(evaluation: Evaluation, metric: str) -> bool:
+    """Whether a metric is shown in per cent."""
+    return evaluation["metrics"][metric]["share"]
+
+
 def _main(evaluation: Evaluation) -> str:
     return next(iter(evaluation["metrics"]))
 
@@ -191,7 +196,7 @@ def _written(evaluation: Evaluation, metric: str, figure: Figure | None) -> tupl
     """A figure and its interval as texts; empty where there is none."""
     if figure is None or figure["value"] is None:
         return "—" if figure is not None else "", ""
-    share = evaluation["metrics"][metric]["share"]
+    share = _in_percent(evaluation, metric)
     ends = (figure["low"], figure["high"])
     texts = [written(end, share).removesuffix("%") for end in ends]
     return written(figure["value"], share), "" if None in ends else " to ".join(texts)
@@ -242,7 +247,7 @@ def site_rows(evaluation: Evaluation, metric: str) -> list[SiteRow]:
                 means[name].append(None if figure is None else figure["value"])
     trained = len(next(iter(means.values()), []))
     if trained > 1:
-        share = evaluation["metrics"][metric]["share"]
+        share = _in_percent(evaluation, metric)
         known = {name: [v for v in values if v is not None] for name, values in means.items()}
         cells = [
             (written(sum(values) / len(values), share) if len(values) == trained else "—", "")
@@ -428,11 +433,11 @@ def _sites_chart(evaluation: Evaluation, metric: str, drawn: Sequence[tuple[int,
                 [figure for _, _, figure in points],
                 [number + shift for number, _, _ in points],
                 [site for _, site, _ in points],
-                evaluation["metrics"][metric]["share"],
+                _in_percent(evaluation, metric),
             )
         )
     return traces, {
-        "xaxis": score_axis(metric, evaluation["metrics"][metric]["share"]),
+        "xaxis": score_axis(metric, _in_percent(evaluation, metric)),
         "yaxis": _names_axis([site["name"] for site in evaluation["sites"]]),
         "hovermode": "closest",
     }
@@ -443,7 +448,7 @@ def _gains_chart(
 ) -> tuple[list[Trace], Layout]:
     """A mark per site and comparison: how much better, with its interval; 0 is a line. `drawn`: the models named by
     `key`, with their colours."""
-    share = evaluation["metrics"][_main(evaluation)]["share"]
+    share = _in_percent(evaluation, _main(evaluation))
     names = [*(site["name"] for site in evaluation["sites"]), MEAN]
     traces: list[Trace] = [
         {
@@ -512,7 +517,7 @@ def _matrix(evaluation: Evaluation, metric: str, rows: Sequence[tuple[str, str |
     """Models by sites, as a heat map with its figures."""
     found = {(c["models"], c["of"], c["site"]): c["scores"].get(metric) for c in evaluation["cells"]}
     names = [pieces.plain(site["name"], 24) for site in evaluation["sites"]]
-    share = evaluation["metrics"][metric]["share"]
+    share = _in_percent(evaluation, metric)
     figures = [[found.get((*row, site["name"])) for site in evaluation["sites"]] for row in rows]
     values = [[None if figure is None else figure["value"] for figure in line] for line in figures]
     trace: Trace = {
