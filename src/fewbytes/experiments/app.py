@@ -31,9 +31,8 @@ from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import Found, find
-from fewbytes.flower.application import EVENTS
+from fewbytes.flower.application import EVENTS, VACANT
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
-from fewbytes.flower.nodes import VACANT
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
