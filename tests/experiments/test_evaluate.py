@@ -14,7 +14,6 @@ from commands import ended
 from PIL import Image
 from places import SITES, images
 from safetensors.torch import load_file
-from sklearn.metrics import accuracy_score, confusion_matrix, roc_auc_score
 
 from fewbytes.base.errors import UserError
 from fewbytes.core import intervals, tested
@@ -87,12 +86,16 @@ def probabilities(model: torch.nn.Module, frame: pd.DataFrame, server: pd.DataFr
 
 def figures(probability: np.ndarray, frame: pd.DataFrame) -> dict[str, float]:
     """By scikit-learn."""
+    from sklearn.metrics import accuracy_score, roc_auc_score
+
     ill = (frame["ill"] == "yes").to_numpy()
     right = accuracy_score(ill, probability.argmax(1) == 1)
     return {"accuracy": right, "auc": roc_auc_score(ill, probability[:, 1])}
 
 
 def test_figures_equal_pandas_and_scikit_learn(evaluation, run, hospitals):
+    from sklearn.metrics import confusion_matrix
+
     server = pd.read_csv(hospitals / "server.csv")
     frames = {name: pd.read_csv(hospitals / "sites" / name / "test.csv") for name in NAMES}
     frames["east"] = pd.read_csv(hospitals / "others" / "east.csv")  # all its samples, as it took no part
@@ -258,6 +261,8 @@ def test_a_comparison_says_whether_federating_helps(hospitals, capsys, monkeypat
 
 def test_pictures_of_three_hospitals(places):
     """Their figures equal scikit-learn's on the files as PIL reads them."""
+    from sklearn.metrics import accuracy_score, confusion_matrix
+
     for seed, (name, classes) in enumerate(SITES.items()):
         images(places / "sites" / name, "test", dict.fromkeys(classes, 6), 40 + seed)
     how = {"method": "fedavg", "partition": "local", "dataset": "cells", "client_data": str(places / "sites")}

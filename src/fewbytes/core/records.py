@@ -84,16 +84,6 @@ def mean_scores(scores: Mapping[str, Mapping[int, Scores]]) -> ByMetric:
     return _by_metric(scores, lambda pairs: float(np.mean([total / n for total, n in pairs])))
 
 
-def client_scores(scores: Mapping[str, Mapping[int, Scores]]) -> dict[str, dict[str, dict[str, float]]]:
-    """By metric, kind and client (its number as text) the score."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for kind, of in scores.items():
-        for client in sorted(of):
-            for metric, (total, n) in of[client].items():
-                found.setdefault(metric, {}).setdefault(kind, {})[str(client)] = total / n
-    return found
-
-
 def pooled_scores(scores: Mapping[str, Mapping[int, Scores]]) -> ByMetric:
     """By metric and kind the mean over clients' samples."""
     return _by_metric(scores, lambda pairs: sum(total for total, _ in pairs) / sum(n for _, n in pairs))

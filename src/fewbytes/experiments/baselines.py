@@ -11,7 +11,7 @@ from fewbytes.core.method import TERMS, Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.task import Task
 from fewbytes.data import ClientData, FederatedData
-from fewbytes.data.split import joined
+from fewbytes.data.joined import joined
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.run_folders import finished

@@ -21,8 +21,9 @@ from fewbytes.core.objective import Objective
 from fewbytes.core.objectives import objective_for
 from fewbytes.core.tested import Figure, Predictions, Scored, difference
 from fewbytes.data import client_folders
+from fewbytes.data.joined import joined
 from fewbytes.data.schema import Schema
-from fewbytes.data.split import Split, joined
+from fewbytes.data.split import Split
 from fewbytes.data.subgroups import column_values, groups_of
 from fewbytes.experiments.baselines import train_alone, train_pooled, train_without
 from fewbytes.experiments.groups import DataSettings, ModelSettings

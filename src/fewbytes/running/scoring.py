@@ -10,7 +10,7 @@ from fewbytes.base.streams import seeded
 from fewbytes.core.method import check_model
 from fewbytes.core.metrics import Scores
 from fewbytes.core.problem import Id
-from fewbytes.core.records import ByMetric, client_scores, mean_scores, pooled_scores
+from fewbytes.core.records import ByMetric, mean_scores, pooled_scores
 from fewbytes.engines.engine import Engine
 from fewbytes.running.promises.promise import Phase, Row
 from fewbytes.running.rounds import Rounds
@@ -58,6 +58,16 @@ def scored_models(engine: Engine, state: Any, scores: Mapping[Id, Scores], last:
         with all_cores(), seeded(problem.seed, "score", engine.step.t):
             values = problem.objective.score(model, engine.task.data.test, problem.device, problem.precision, show)
         found = merged(found, {metric: {"global": value} for metric, value in values.items()})
+    return found
+
+
+def client_scores(scores: Mapping[str, Mapping[int, Scores]]) -> dict[str, dict[str, dict[str, float]]]:
+    """By metric, kind and client (its number as text) the score."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for kind, of in scores.items():
+        for client in sorted(of):
+            for metric, (total, n) in of[client].items():
+                found.setdefault(metric, {}).setdefault(kind, {})[str(client)] = total / n
     return found
 
 
