@@ -99,6 +99,8 @@ class FederatedData:
     groups: tuple[str, ...] | None = None
     schema: Schema | None = None
     """The meaning of a table's columns."""
+    validation: Split | None = None
+    """The samples by which the server chooses models; None: no data are held out (`fewbytes.data.hold_out`)."""
 
     @property
     def learns(self) -> Kind:

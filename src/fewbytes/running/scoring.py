@@ -27,31 +27,51 @@ def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequenc
     done.scores, done.pooled = engine.step.records.means(), engine.step.records.pooled()
     if due or (done.phase == "finish" and engine.method.promises.scored_after_finish):
         shown, open_end = dict(engine.step.shown), due and t < rounds.last and rounds.may_end("scored")
-        done.scores = merged(done.scores, scored_models(engine, state, last=t >= rounds.last or open_end))
-        if open_end and not rounds.end([*rows, sent | {"scores": done.scores}], t):
+        scores, done.validation = scored_models(engine, state, last=t >= rounds.last or open_end)
+        done.scores = merged(done.scores, scores)
+        if open_end and not rounds.end([*rows, sent | {"scores": done.scores, "validation": done.validation}], t):
             engine.step.shown = shown  # without predictions, which are shown after the last round
+        if t >= rounds.last:
+            done.details = details(engine, state)
 
 
-def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
-    """Scores by metric and kind; after the last round predictions are shown, where the objective has pictures.
+def scored_models(engine: Engine, state: Any, last: bool) -> tuple[ByMetric, ByMetric]:
+    """Scores by metric and kind, and those on validation data, `personalised` and `global`; after the last round
+    predictions are shown, where the objective has pictures.
 
     `personalised`: of clients' own models, the mean over clients; `micro`: over all their samples; `newcomers`: of
     clients that joined after round 1, if others are present, too; `global`: of the server's model on its test set.
     """
-    scores = {i: score for i, score in engine.scheduler.score_clients().items() if score}  # none: no model yet
+    scores, validated = engine.scheduler.score_clients()
+    scores = {i: score for i, score in scores.items() if score}  # none: no model yet
     problem = engine.problem
     first = set(problem.clients_in(1))
     late = {i: score for i, score in scores.items() if i not in first}
     found = merged(mean_scores({"personalised": scores}), pooled_scores({"micro": scores}))
     found = merged(found, mean_scores({"newcomers": late}) if len(late) < len(scores) else {})
-    model = engine.method.global_model(state, problem)
+    chosen_by = mean_scores({"personalised": {i: score for i, score in validated.items() if score}})
+    model, validation = engine.method.global_model(state, problem), engine.task.data.validation
     check_model(engine.method, "global_model", model)
     if model is not None:
         show = engine.network.show if last else None
         with all_cores(), seeded(problem.seed, "score", engine.step.t):
             values = problem.objective.score(model, engine.task.data.test, problem.device, problem.precision, show)
         found = merged(found, {metric: {"global": value} for metric, value in values.items()})
-    return found
+        if validation is not None:
+            with all_cores(), seeded(problem.seed, "validate", engine.step.t):
+                values = problem.objective.score(model, validation, problem.device, problem.precision, None)
+            chosen_by = merged(chosen_by, {metric: {"global": value} for metric, value in values.items()})
+    return found, chosen_by
+
+
+def details(engine: Engine, state: Any) -> dict[str, Any]:
+    """More about the global model's predictions of the server's test set (`Objective.details`)."""
+    problem, test = engine.problem, engine.task.data.test
+    model = engine.method.global_model(state, problem)
+    if model is None or not len(test):
+        return {}
+    with all_cores(), seeded(problem.seed, "details", engine.step.t):
+        return problem.objective.details(model, test, problem.device, problem.precision, problem.seed)
 
 
 def merged(some: ByMetric, more: ByMetric) -> ByMetric:

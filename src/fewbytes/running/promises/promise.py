@@ -40,6 +40,8 @@ class Phase:
     called: Callable[[Id], str]  # a client's display name
     scores: ByMetric = field(default_factory=dict)
     pooled: ByMetric = field(default_factory=dict)
+    validation: ByMetric = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)  # of the last global model's predictions
     seconds: tuple[float, float] = (0.0, 0.0)
     row: Row = field(default_factory=dict)  # its line; empty: it has none
 
