@@ -1,17 +1,24 @@
 """Metrics as medicine has them equal scikit-learn's and torchmetrics', on ties, rare classes and small sets, too."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as theirs
 
 import fewbytes as fb
 from fewbytes.base.errors import UserError
 from fewbytes.core.metric_names import traits
 from fewbytes.core.metrics import value_of
 from fewbytes.core.objectives import objective_for
+
+
+def sk() -> Any:
+    """scikit-learn's metrics."""
+    from sklearn import metrics
+
+    return metrics
 
 
 def samples(classes: int, n: int, seed: int, rounded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,19 +39,19 @@ def value(name: str, predictions: torch.Tensor, labels: torch.Tensor, positive: 
 
 
 def sensitivity_at(y: np.ndarray, p: np.ndarray, level: float) -> float:
-    fpr, tpr, _ = theirs.roc_curve(y, p, drop_intermediate=False)
+    fpr, tpr, _ = sk().roc_curve(y, p, drop_intermediate=False)
     return float(max(t for f, t in zip(fpr, tpr, strict=True) if 1 - f >= level - 1e-9))
 
 
 OF_ONE = {
-    "sensitivity": lambda y, p, guessed: theirs.recall_score(y, guessed),
-    "recall": lambda y, p, guessed: theirs.recall_score(y, guessed),
-    "specificity": lambda y, p, guessed: theirs.recall_score(y, guessed, pos_label=0),
-    "precision": lambda y, p, guessed: theirs.precision_score(y, guessed),
-    "f1": lambda y, p, guessed: theirs.f1_score(y, guessed),
-    "auc": lambda y, p, guessed: theirs.roc_auc_score(y, p),
-    "average-precision": lambda y, p, guessed: theirs.average_precision_score(y, p),
-    "brier": lambda y, p, guessed: theirs.brier_score_loss(y, p),
+    "sensitivity": lambda y, p, guessed: sk().recall_score(y, guessed),
+    "recall": lambda y, p, guessed: sk().recall_score(y, guessed),
+    "specificity": lambda y, p, guessed: sk().recall_score(y, guessed, pos_label=0),
+    "precision": lambda y, p, guessed: sk().precision_score(y, guessed),
+    "f1": lambda y, p, guessed: sk().f1_score(y, guessed),
+    "auc": lambda y, p, guessed: sk().roc_auc_score(y, p),
+    "average-precision": lambda y, p, guessed: sk().average_precision_score(y, p),
+    "brier": lambda y, p, guessed: sk().brier_score_loss(y, p),
     "sensitivity@specificity=0.9": lambda y, p, guessed: sensitivity_at(y, p, 0.9),
     "specificity@sensitivity=0.8": lambda y, p, guessed: sensitivity_at(1 - y, -p, 0.8),
 }

@@ -374,9 +374,9 @@ def _lines(runs: Sequence[RunFolder]) -> tuple[dict[str, str], dict[str, list[Li
     for kind in shown:
         lines[kind] = [(run, run.metric, kind, index) for index, run in enumerate(runs) if kind in run.kinds()]
     for metric in further:
-        for kind in shown if apart else [None]:
-            drawn = [(run, metric, kind or run.kind, i) for i, run in enumerate(runs)]
-            view = f"{metric} {kind}" if kind else metric
+        for only in shown if apart else [""]:
+            drawn = [(run, metric, only or run.kind, i) for i, run in enumerate(runs)]
+            view = f"{metric} {only}" if only else metric
             lines[view] = [line for line in drawn if line[2] in line[0].kinds(metric)]
             names[view] = view
     return names, lines

@@ -114,7 +114,7 @@ class Settings(Group):
     keep_frames: bool = setting(False, "Keep every message as a file, for `fewbytes inspect`.", option="--keep-frames")
     keep_checkpoints: Count = setting(
         USUALLY_KEPT,
-        "Number of recent rounds whose checkpoints are kept; if more than 2, their models, too (export --round).",
+        "Number of recent rounds whose checkpoints are kept; if more than 2, their models, too, to export.",
         resumable=True,
         brief=True,
     )
