@@ -131,7 +131,7 @@ def test_targets_of_any_shape_need_a_loss_and_metrics_of_ones_own():
     task = fb.Task.of(model, clients, test, loss=nn.functional.mse_loss, metrics={"error": MeanSquaredError})
     result = fb.run(fb.FedAvg(**FAST), task, rounds=5)
     assert result.summary["score"]["metric"] == "error"
-    assert result.summary["metrics"] == {"error": {"higher": False, "share": False}}
+    assert result.summary["metrics"] == {"error": {"higher": False, "share": False, "percent": False}}
     assert result.score < result.rounds[0]["scores"]["error"]["global"]
 
 
@@ -183,7 +183,8 @@ def test_every_metric_by_name_can_be_computed():
     }
     for learns, kind in (("classes", "multiclass"), ("labels", "multilabel"), ("numbers", "regression"),
                          ("masks", "segmentation"), ("tokens", "text")):  # fmt: skip
-        for metric in objective_for(learns, list(KNOWN[kind])).metrics:
+        names = [f"{name}=0.9" if "@" in name else name for name in KNOWN[kind]]
+        for metric in objective_for(learns, names, positive=1 if learns == "classes" else None).metrics:
             measure = metric.make(given[kind][0])
             measure.update(*given[kind])
             assert math.isfinite(value_of(measure)), metric.name
@@ -219,10 +220,12 @@ def test_metrics_whose_package_lacks_are_refused_before_a_run_begins(tmp_path, m
     x, y = diabetes()
     clients, test = halves(x, (y > 0).long())
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
-    with pytest.raises(UserError, match=r"auc .*pip install 'fewbytes\[metrics\]'"):
-        fb.run(fb.FedAvg(), fb.Task.of(linear(10, 2), clients, test, metrics="auc"), out=tmp_path / "run")
+    numbers = [((a[0], a[1].float()), (b[0], b[1].float())) for a, b in clients]
+    with pytest.raises(UserError, match=r"mae .*pip install 'fewbytes\[metrics\]'"):
+        fb.run(fb.FedAvg(), fb.Task.of(linear(10, 1), numbers, metrics="mae"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert 0 <= fb.run(fb.FedAvg(), fb.Task.of(linear(10, 2), clients, test), rounds=1).score <= 1  # counted
+    task = fb.Task.of(linear(10, 2), clients, test, metrics=["auc", "sensitivity@specificity=0.9", "brier"], positive=1)
+    assert 0 <= fb.run(fb.FedAvg(), task, rounds=1).score <= 1  # metrics of classes need no package
 
 
 def test_what_cannot_be_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
@@ -92,7 +93,7 @@ def test_predictions_of_test_samples_are_equal_elsewhere(run, predict, tmp_path)
 def test_the_readmes_lines_name_an_images_class(run, tmp_path):
     folder, task = run
     snippets = re.findall(r"```python\n(import .*?)```", (folder / "export" / "README.md").read_text(), re.S)
-    assert [len(snippet.splitlines()) for snippet in snippets] == [6, 6]
+    assert [len(snippet.splitlines()) for snippet in snippets] == [8, 8]
     for name in task.data.classes:
         picture = Image.open(next((folder.parent / "data" / "test" / name).iterdir())).convert("RGB")
         exif = Image.Exif()
@@ -100,9 +101,10 @@ def test_the_readmes_lines_name_an_images_class(run, tmp_path):
         picture.transpose(Image.Transpose.ROTATE_90).save(folder / "export" / "image.png", exif=exif)
         x = torch.from_numpy(np.array(squared(np.asarray(picture), 16)))
         with torch.no_grad():
-            want = fb.load_model(folder)(x.permute(2, 0, 1)[None] / 255).argmax()
+            want = fb.load_model(folder)(x.permute(2, 0, 1)[None] / 255).softmax(1)[0]
         for snippet in snippets:
-            assert python(snippet, folder / "export").split() == [task.data.classes[want]]
+            found = ast.literal_eval(python(snippet, folder / "export"))
+            assert found == pytest.approx(dict(zip(task.data.classes, want.tolist(), strict=True)), abs=1e-4)
 
 
 def test_the_command_says_what_is_wrong_in_one_line(run, tmp_path):
@@ -201,15 +203,49 @@ def test_a_row_with_a_missing_value_gives_a_class(tmp_path):
     assert said["columns"][-1] == {"name": "stage", "categories": ["early", "late", "none seen"]}
     assert said["missing"]["rule"] == "mean"
     x = table(frame, schema=task.data.schema, test=frame[:20]).test.load()[0]
-    want = [task.data.classes[i] for i in outputs(run, x).argmax(1)]
-    assert set(want) == {"ill", "well"}
+    shares = outputs(run, x).double().softmax(1).tolist()
+    want = [dict(zip(task.data.classes, each, strict=True)) for each in shares]
+    assert {max(each, key=lambda name: each[name]) for each in want} == {"ill", "well"}
     asked = written(frame[:20].drop(columns="outcome"), run)
     for lines, found in printed(run, [*asked, {"age": None, "stage": None, "smoker": True}]):
-        assert lines == found[:20] == want
+        assert [ast.literal_eval(line) for line in lines] == found[:20]
+        for mine, theirs in zip(found[:20], want, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-5)
     strange = {"age": 50, "stage": "x", "smoker": True}
     written(pandas.DataFrame([strange]), run)
     with pytest.raises(AssertionError, match=r"ValueError: stage .*'x'"):
         printed(run, [])
+
+
+def test_the_best_model_answers_for_a_new_patient_in_plain_pytorch(tmp_path):
+    """Early stopping on validation data, the best model exported, and one patient's probability, equal elsewhere."""
+    frame = patients(300)
+    frame["outcome"] = np.where(
+        frame.age + 20 * frame.smoker + np.random.default_rng(1).normal(0, 9, 300) > 70, "ill", "well"
+    )
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    run, task = trained(
+        tmp_path, dataset=str(tmp_path / "patients.csv"), target=["outcome"], metrics=["auc"], positive="ill",
+        validation=0.2, stop_when="patience=3", rounds=40, model="mlp", parameters={"lr": 0.3, "batch": 8},
+    )  # fmt: skip
+    result = json.loads((run / "result.json").read_text())
+    best = result["best_model"]
+    assert result["ended_by"] == "stop_when"
+    assert (best["metric"], best["chosen_on"]) == ("auc", "validation")
+    assert best["round"] == result["rounds"] - 3
+    done = fewbytes("export", run)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run / "export" / "model.json").read_text())["round"] == best["round"]
+    patient = {"age": 68.5, "stage": "late", "smoker": False}
+    x = table(pandas.DataFrame([patient] * 2).assign(outcome="ill"), schema=task.data.schema, test=frame[:1]).train
+    model, last = fb.load_model(run), fb.load_model(run, round=result["rounds"])
+    with torch.no_grad():
+        want, other = (each(x.load()[0][:1]).double().softmax(1)[0].tolist() for each in (model, last))
+    assert want != pytest.approx(other, abs=1e-4)
+    written(pandas.DataFrame([patient]), run)
+    for lines, found in printed(run, [patient]):
+        assert found[0] == pytest.approx(dict(zip(task.data.classes, want, strict=True)), abs=1e-5)
+        assert ast.literal_eval(lines[0]) == found[0]
 
 
 def test_rows_of_several_labels_and_none_missing(tmp_path):
@@ -244,12 +280,13 @@ def test_a_text_gives_a_class(method, tmp_path):
     assert list(about["input"]["tensors"]) == ["input_ids", "attention_mask"]
     asked = [*said[:8], "a text of yours"]
     logits = outputs(run, token_ids(asked, read_tokenizer(str(language)), LENGTH))
-    want = [task.data.classes[i] for i in logits.argmax(1)]
-    assert set(want) == {"calm", "wild"}
+    want = [dict(zip(task.data.classes, each, strict=True)) for each in logits.double().softmax(1).tolist()]
+    assert {max(each, key=lambda name: each[name]) for each in want} == {"calm", "wild"}
     shutil.rmtree(language)  # the export has all it needs
     for lines, found in printed(run, asked):
-        assert found == want
-        assert lines == want[-1:]
+        for mine, theirs in zip(found, want, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-4)
+        assert [ast.literal_eval(line) for line in lines] == found[-1:]
 
 
 @of_text

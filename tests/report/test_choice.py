@@ -202,8 +202,8 @@ def test_metrics_that_guesses_have_a_value_of_are_compared_with_it():
     def told(metric: str, value: float) -> str:
         return lines(*(run(f"m{i}", i, tested=100, metric=metric, **{"global": value}) for i in (1, 2)))["global"]
 
-    assert "guessing, 50.0% (up to 60.0% by chance on 100 test samples)" in told("auc", 0.59)
-    assert "take m1, global 61.0% " in told("auc", 0.61)
+    assert "guessing, 0.5 (up to 0.6 by chance on 100 test samples)" in told("auc", 0.59)
+    assert "take m1, global 0.61 " in told("auc", 0.61)
     assert "predicting the mean, 0:" in told("r2", -0.1)
     assert "take m1, global 0.1 " in told("r2", 0.1)
     assert "take m1, global 0.9 " in told("mae", 0.9)  # what guessing has is not known

@@ -133,6 +133,10 @@ def export(
     torch: Annotated[bool, typer.Option("--torch", help="Write model.pt2, for torch.export.load.")] = False,
     safetensors: Annotated[bool, typer.Option("--safetensors", help="Write model.safetensors, the weights.")] = False,
     client: Annotated[int | None, typer.Option(help="Export this client's own model, not the global one.")] = None,
+    round_: Annotated[
+        int | None,
+        typer.Option("--round", help="Round of the model (default: the best if the run kept it, else the last)."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder (default: RUN/export).", metavar="DIR")] = None,
     allow: Allow = None,
     as_json: AsJson = False,
@@ -142,7 +146,7 @@ def export(
 
     asked = dict(zip(FILES, (onnx, torch, safetensors), strict=True))
     with standard_output_for(as_json), naming(allow, run), console.status("exporting the model"):
-        paths = export_model(run, client, [each for each in FILES if asked[each]] or list(FILES), out)
+        paths = export_model(run, client, [each for each in FILES if asked[each]] or list(FILES), out, round=round_)
     if as_json:
         print(json.dumps({path.name: str(path) for path in paths}, indent=2))
     else:

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fewbytes.base.errors import UserError, one_line, suggestion
 from fewbytes.base.extras import needs
-from fewbytes.core.metric_names import KNOWN, RANKED
+from fewbytes.core import of_classes
+from fewbytes.core.metric_names import AT, KNOWN
 from fewbytes.core.metrics import Measure, Metric
+from fewbytes.core.of_classes import OfAll
 from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN
 
 
-def known_metric(kind: str, name: str) -> Metric:
-    """The metric `name` for a kind of learning (a key of KNOWN). Raises UserError for an unknown name."""
+def known_metric(kind: str, name: str, positive: int | None = None) -> Metric:
+    """The metric `name` for a kind of learning (a key of KNOWN). `positive`: the positive class, of which metrics then
+    are. Raises UserError for an unknown name, a level that is not between 0 and 1, or a missing positive class."""
     known = KNOWN[kind]
-    if name not in known:
-        raise UserError(f"there is no metric {name!r} here{suggestion(name, known)}; there are {', '.join(known)}")
-    path, options, higher, share = known[name]
-    return Metric(name, partial(_made, kind, path, options), higher, share, known=True)
+    plain, equals, level = name.partition("=")
+    if plain not in known or bool(equals) != ("@" in plain):
+        names = [f"{each}{AT}" if "@" in each else each for each in known]
+        raise UserError(f"there is no metric {name!r} here{suggestion(name, names)}; there are {', '.join(names)}")
+    what = known[plain]
+    if what.needs_positive and positive is None:
+        raise UserError(f"the metric {name} needs the positive class: give it (positive)")
+    if not (what.score or what.of_one):
+        make: Callable[[Tensor], Measure] = partial(_made, kind, what.path, dict(what.options))
+    else:
+        of_one: dict[str, Any] = {} if positive is None or not what.of_one else {"positive": positive}
+        score = getattr(of_classes, what.of_one if of_one else what.score)
+        if equals:
+            of_one[plain.partition("@")[2]] = _level(name, level)
+        make = partial(OfAll, partial(score, **of_one))
+    return Metric(plain + equals + level, make, *what.traits, known=True)
+
+
+def _level(name: str, text: str) -> float:
+    """The level in a metric's name. Raises UserError."""
+    with suppress(ValueError):
+        if 0 < (level := float(text)) < 1:
+            return level
+    raise UserError(f"the metric {name}: give a level between 0 and 1, like {name.partition('=')[0]}{AT}")
 
 
 def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
@@ -47,7 +67,8 @@ def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
             raise UserError(f"the metric {name!r} makes a {type(one).__name__}, which has no update and compute")
         higher = getattr(one, "higher_is_better", None) is not False
         bounds = getattr(one, "plot_lower_bound", None), getattr(one, "plot_upper_bound", None)
-        metrics.append(Metric(str(name), partial(_of_ones_own, make), higher, bounds == (0.0, 1.0)))
+        of_ranks = type(one).__name__.endswith(("AUROC", "AveragePrecision", "CalibrationError"))
+        metrics.append(Metric(str(name), partial(_of_ones_own, make), higher, bounds == (0.0, 1.0), not of_ranks))
     return tuple(metrics)
 
 
@@ -72,36 +93,12 @@ def _made(kind: str, path: str, options: dict[str, Any], predictions: Tensor) ->
         place = getattr(place, name)
     wide = predictions.shape[1] if predictions.dim() > 1 else 1
     match kind:
-        case "multiclass":
-            measure: Measure = place(task="multiclass", num_classes=wide, **options)
         case "multilabel":
-            measure = place(task="multilabel", num_labels=wide, **options)
+            measure: Measure = place(task="multilabel", num_labels=wide, **options)
         case "segmentation":
             measure = place(task="multiclass", num_classes=wide, ignore_index=IGNORED_PIXEL, **options)
         case "text":
             measure = place(ignore_index=IGNORED_TOKEN, **options)
         case _:
             measure = place(**options)
-    return _Ranked(measure) if options is RANKED else measure
-
-
-class _Ranked:
-    """The mean of a per-class measure, over classes with both positive and negative samples; it is undefined for
-    others. NaN if there are none."""
-
-    def __init__(self, measure: Measure) -> None:
-        self._measure, self._targets = measure, list[Tensor]()
-
-    def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self._measure.update(predictions, targets)
-        given = F.one_hot(targets, predictions.shape[1]) if targets.dim() < predictions.dim() else targets
-        self._targets.append(given.cpu())
-
-    def compute(self) -> float:
-        targets = torch.cat(self._targets).bool()
-        defined = targets.any(0) & ~targets.all(0)
-        if not defined.any():
-            return math.nan
-        with warnings.catch_warnings(action="ignore"):  # about the classes that are left out
-            found: Tensor = self._measure.compute().cpu()
-        return float(found[defined].mean())
+    return measure

@@ -24,13 +24,19 @@ class Measure(Protocol):
 @dataclass(frozen=True)
 class Metric:
     """A metric: a function that makes its measure, given some predictions; whether higher is better; whether it is a
-    share (0..1, shown in per cent)."""
+    share, from 0 to 1; whether that is shown in per cent, as shares of samples are (an AUC is none)."""
 
     name: str
     make: Callable[[Tensor], Measure] = field(compare=False, repr=False)
     higher: bool = True
     share: bool = True
+    percent: bool = field(default=True, compare=False, repr=False)
     known: bool = field(default=False, compare=False, repr=False)  # by name, so that its range is known, too
+
+    @property
+    def in_percent(self) -> bool:
+        """Whether values are shown in per cent."""
+        return self.share and self.percent
 
 
 Scores = dict[str, tuple[float, int]]

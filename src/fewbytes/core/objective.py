@@ -155,6 +155,10 @@ class Objective(ABC):
         predictions."""
         return values(self.evaluate(model, *test.lazy(device), precision)[0]) if len(test) else {}
 
+    def details(self, model: nn.Module, test: Split, device: str, precision: Precision, seed: int) -> dict[str, Any]:
+        """More about a model's predictions of the server's test set than the metrics: nothing by default."""
+        return {}
+
 
 def evaluated(
     model: nn.Module,

@@ -14,12 +14,17 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError, named
 from fewbytes.core.devices import Precision
+from fewbytes.core.intervals import interval
 from fewbytes.core.known_metrics import known_metric, metrics_of
 from fewbytes.core.metrics import Metric, Scores
 from fewbytes.core.objective import ClassWeights, Objective, evaluated
+from fewbytes.core.of_classes import OfAll, confusion
 from fewbytes.core.training import Loss, own_loss
 from fewbytes.data.named import NamedTensors
-from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Kind, LazySamples
+from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Kind, LazySamples, Split
+
+MOST_CLASSES = 50  # of a confusion matrix that people read
+MOST_SAMPLES = 5000  # for which intervals take less than seconds
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,29 @@ class Classification(Objective):
 
         evaluated(model, x, y, precision, take)
         return {"accuracy": (float(correct), len(y))}, loss
+
+    def details(self, model: nn.Module, test: Split, device: str, precision: Precision, seed: int) -> dict[str, Any]:
+        """`confusion`: numbers of samples, rows are true classes, columns predicted ones, of up to MOST_CLASSES.
+        `intervals`: of each metric by name, if the user gave metrics, for up to MOST_SAMPLES samples."""
+        given: list[tuple[Tensor, Tensor]] = []
+
+        def take(outputs: Any, labels: Tensor) -> None:
+            given.append((self.predictions(outputs).cpu(), labels.cpu()))
+
+        evaluated(model, *test.lazy(device), precision, take)
+        if not given:
+            return {}
+        predictions, labels = (torch.cat(each) for each in zip(*given, strict=True))
+        found: dict[str, Any] = {}
+        if predictions.shape[1] <= MOST_CLASSES:
+            found["confusion"] = confusion(predictions, labels).tolist()
+        intervals = dict[str, list[float]]()
+        for metric in self.measured if len(labels) <= MOST_SAMPLES else ():
+            measure = metric.make(predictions)
+            if isinstance(measure, OfAll):
+                low, high = interval(measure.score, predictions, labels, seed)
+                intervals |= {metric.name: [low, high]} if low == low else {}
+        return found | ({"intervals": intervals} if intervals else {})
 
 
 @dataclass(frozen=True)
@@ -221,22 +249,36 @@ def objective_for(
     loss: Loss | None = None,
     weights: ClassWeights | None = None,
     classes: int = 0,
+    positive: int | None = None,
 ) -> Objective:
     """The objective for data of this kind: with the user's loss, metrics by name or users' own (a mapping for
-    `metrics_of`), class weights, for at least `classes` classes. Raises UserError for unknown or incompatible ones."""
+    `metrics_of`), class weights, for at least `classes` classes. `positive`: the number of the class that metrics by
+    name are of (`fewbytes.core.known_metrics`). Raises UserError for unknown or incompatible ones."""
     kind, known = OBJECTIVES.get(learns, (Own, None))
+    if positive is not None:
+        _check_positive(positive, learns, metrics, classes)
     options: dict[str, Any] = {"criterion": loss}
     if isinstance(metrics, Mapping) and metrics:
         options["metrics"] = metrics_of(metrics)
     elif (names := _names(metrics)) and known is None:
         raise UserError("metrics by name are for the usual objectives: give yours as {name: metric}")
     elif names and known is not None:
-        options["metrics"] = tuple(known_metric(known, each) for each in names)
+        options["metrics"] = tuple(known_metric(known, each, positive) for each in names)
     if weights is not None:
         if learns not in ("classes", "masks"):
             raise UserError("class weights are for learning one of several classes, of samples or of pixels")
         options["weights"] = checked_weights(weights, classes)
     return kind(**options)
+
+
+def _check_positive(positive: Any, learns: Kind, metrics: Any, classes: int) -> None:
+    """Raises UserError for a positive class where there is none."""
+    if learns != "classes":
+        raise UserError(f"positive is one of several classes, and the targets are {learns}: leave it out")
+    if not isinstance(positive, int) or isinstance(positive, bool) or not 0 <= positive < max(classes, 2):
+        raise UserError(f"positive is the number of a class, 0 to {max(classes, 2) - 1}, not {named(positive)}")
+    if not metrics or isinstance(metrics, Mapping):
+        raise UserError("positive is for metrics of one class, by name: give some, like auc, sensitivity, specificity")
 
 
 def _names(metrics: Any) -> list[str]:

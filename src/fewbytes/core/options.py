@@ -25,7 +25,9 @@ class Terms(TypedDict, total=False):
 
     `loss`: (outputs, targets) to a batch's mean, in place of the usual one. `metrics`: scores of models, the first is
     the main one: names (`fewbytes.core.metric_names.KNOWN`), or a mapping from names to torchmetrics' metrics or
-    functions that make one. `weights`: per class, or balanced. `transform`: (x, y) to a randomly changed x, for every
+    functions that make one. `positive`: the number of the class that metrics such as auc, sensitivity and specificity
+    are of. `validation`: the share of each client's training samples held out, to choose the best model by. `weights`:
+    per class, or balanced. `transform`: (x, y) to a randomly changed x, for every
     training batch. `output`: the input of `loss` if a model gives more than logits (an output of transformers, or a
     tuple or dict with `logits` or logits first): the logits, or the whole output. `seed`: of all randomness.
     `recalibrate`: see `Problem`.
@@ -33,6 +35,8 @@ class Terms(TypedDict, total=False):
 
     loss: Loss | None
     metrics: Sequence[str] | Mapping[str, Any] | None
+    positive: int | None
+    validation: float
     weights: ClassWeights | None
     transform: Transform | None
     output: Output

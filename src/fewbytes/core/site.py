@@ -88,6 +88,7 @@ class Site:
         self.device = task.problem.device
         self.train: Split = task.data.clients[me].train
         self.test: Split = task.data.clients[me].test
+        self.validation: Split = task.data.clients[me].validation or self.test.take([])
         self.seed = _handler_seed(self.problem.seed, me, t, what)
         """The engine's seed for the global generators before the handler runs: torch's and, for transforms of users'
         data sets, Python's and numpy's."""
@@ -266,8 +267,12 @@ class Site:
         """The objective's metrics of the model on this client's test split."""
         return self._evaluated(model)[0]
 
-    def _evaluated(self, model: nn.Module) -> tuple[Scores, float]:
-        x, y = self.samples(self.test)
+    def validated(self, model: nn.Module) -> Scores:
+        """As `scores`, on the client's validation data; empty without any."""
+        return self._evaluated(model, self.validation)[0] if len(self.validation) else {}
+
+    def _evaluated(self, model: nn.Module, data: Split | None = None) -> tuple[Scores, float]:
+        x, y = self.samples(self.test if data is None else data)
         with undone(model), untouched():
             return self.problem.objective.evaluate(model, x, y, self.problem.precision)
 

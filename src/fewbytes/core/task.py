@@ -21,6 +21,7 @@ from fewbytes.data.clients import FederatedData
 from fewbytes.data.named import NamedTensors
 from fewbytes.data.split import ClientData, Split, check_finite, classes_in, widest
 from fewbytes.data.transforms import with_transforms
+from fewbytes.data.validation import hold_out
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Task:
         nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
         if not isinstance(clients, Iterable):
             raise UserError(f"clients are (train, test) pairs, one a client, not {named(clients)}")
+        clients = list(clients)
         pairs = [(nothing, nothing) if pair is None else _pair(i, pair) for i, pair in enumerate(clients)]
         if not pairs:
             raise UserError("a task needs at least one client")
@@ -121,11 +123,17 @@ class Task:
         learns = kinds[0] if kinds else "classes"
         classes = tuple(map(str, range(classes_in(splits) if learns == "classes" else widest(splits))))
         loss = of_output(how.pop("loss", None), how.pop("output", "logits"))
-        objective = objective_for(learns, how.pop("metrics", None), loss, how.pop("weights", None), len(classes))
+        weights, positive = how.pop("weights", None), how.pop("positive", None)
+        if positive is not None:
+            agreed: Any = how.get("agreed", {})
+            how["agreed"] = {**agreed, "positive": str(positive)}  # type: ignore[typeddict-unknown-key]
+        objective = objective_for(learns, how.pop("metrics", None), loss, weights, len(classes), positive)
         data = FederatedData(
             tuple(ClientData(*pair) for pair in pairs), server, classes, shared,
             None if presence is None else tuple(presence), None if learns == "classes" else ("samples",),
         )  # fmt: skip
+        if share := how.pop("validation", 0):
+            data = hold_out(data, share, how.get("seed", 0), apart=any(each is None for each in clients))
         data = with_transforms(data, how.pop("transform", None))
         return cls.on(data, model, objective=objective, **how)
 
@@ -156,8 +164,9 @@ class Task:
 
 _OF_PROBLEM = {each.name for each in fields(Problem) if each.init} - {"build"}
 _OF_OBJECTIVE: Places = {
-    "objective=objective_for(data.learns, {}) of fewbytes.core.objectives": ("loss", "metrics", "weights"),
+    "objective=objective_for(data.learns, {}) of fewbytes.core.objectives": ("loss", "metrics", "weights", "positive"),
     "the data, with_transforms(data, …) of fewbytes.data": ("transform",),
+    "the data, hold_out(data, …) of fewbytes.data": ("validation",),
 }
 
 

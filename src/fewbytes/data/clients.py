@@ -101,6 +101,8 @@ class FederatedData:
     """The meaning of a table's columns."""
     names: tuple[str, ...] = ()
     """The clients' names, such as those of their folders; empty: they only have numbers."""
+    validation: Split | None = None
+    """The samples by which the server chooses models; None: no data are held out (`fewbytes.data.hold_out`)."""
 
     @property
     def learns(self) -> Kind:

@@ -22,6 +22,7 @@ from fewbytes.data.transforms import (
     stamp_shapes,
     with_transforms,
 )
+from fewbytes.data.validation import hold_out
 
 __all__ = [
     "AUGMENTATIONS",
@@ -42,6 +43,7 @@ __all__ = [
     "federate_local",
     "federate_partition",
     "flip_rotate15_crop",
+    "hold_out",
     "holds_table",
     "holds_text",
     "is_function",

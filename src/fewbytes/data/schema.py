@@ -19,6 +19,8 @@ USUAL_MARKS = (
 )  # fmt: skip
 """The default marks of missing values."""
 
+DOUBT = "check"
+"""How a note on a column begins that may be in other units than the server's, or is empty."""
 NOT_SCALED = (0.0, 1.0)
 """Mean and standard deviation of a column before they are computed."""
 

@@ -221,10 +221,11 @@ class Split:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's own training and test samples."""
+    """One client's own training and test samples, and those held out from training to choose models by, if any."""
 
     train: Split
     test: Split
+    validation: Split | None = None
 
 
 @dataclass(frozen=True)

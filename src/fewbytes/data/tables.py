@@ -11,19 +11,19 @@ import warnings
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewbytes.base.errors import LikelyMistake, UserError, listed
+from fewbytes.base.errors import LikelyMistake, UserError, in_python, listed, suggestion
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.columns import FEW, is_number
 from fewbytes.data.frames import Table, as_arrow, run_with
 from fewbytes.data.identifiers import check_no_identifier, index_columns
-from fewbytes.data.schema import COLUMNS, NOT_SCALED, Schema, no_column, refused
+from fewbytes.data.schema import COLUMNS, DOUBT, NOT_SCALED, Schema, no_column, refused
 from fewbytes.data.split import Split, Targets
 from fewbytes.data.table_files import Files, read_columns
 
@@ -31,7 +31,8 @@ TARGETS = ("target", "label", "labels")
 """Default names of a table's target column."""
 MOST = 1000  # maximum number of categories; with more, or more than FEW in over half of the rows, it names its rows
 MANY = 50  # number of categories of a column above which a note reports it
-FAR = 5  # distance of a column's mean from the server's, in standard deviations, above which a warning is logged
+FAR = 5  # distance of a column's mean from the server's, in standard deviations, above which a note reports it
+SOME = 10  # values, of which a deviation says something
 
 
 def read_table(name: str, files: Files, schema: Schema, only_test: bool = False) -> Dataset:
@@ -44,21 +45,37 @@ def read_table(name: str, files: Files, schema: Schema, only_test: bool = False)
     return _dataset(name, tables.get("train"), tables.get("test"), schema, only_test)
 
 
-def table(
-    frame: Any,
-    target: str | Sequence[str] = (),
-    test: Any = None,
-    schema: Schema | None = None,
-    leave_out: Sequence[str] = (),
-    columns: Sequence[str] = (),
-) -> Dataset:
+class Reading(TypedDict, total=False):
+    """How `table` reads columns.
+
+    `schema`: another data set's, for the same features, or one that states how columns are read. `leave_out`: unused
+    columns; `columns`: the only features. `missing`: rows with missing values are an error ("refuse"), are left out
+    ("drop"), or get the column's mean, or no category ("mean"). `missing_marks`: marks of missing values besides empty
+    ones. `categories`: columns of categories, whatever they look like. `limits`: how values like `<0.5` are read.
+    `decimal`, `date_order`: the notation, if ambiguous. `group`: a column that is no feature; none of its values is
+    both in training and in test.
+    """
+
+    schema: Schema | None
+    leave_out: Sequence[str]
+    columns: Sequence[str]
+    missing: Literal["refuse", "drop", "mean"]
+    missing_marks: Sequence[str]
+    categories: Sequence[str]
+    limits: Literal["refuse", "half", "value", "missing"]
+    decimal: Literal["found", "point", "comma"]
+    date_order: Literal["found", "day-first", "month-first"]
+    group: str
+
+
+def table(frame: Any, target: str | Sequence[str] = (), test: Any = None, **how: Unpack[Reading]) -> Dataset:
     """A data set of a pandas frame, a pyarrow table, or columns by name.
 
     `target`: the column to learn, or several (default: a column named as in TARGETS). Text, and whole numbers of at
     most FEW values, are classes. Several columns of 0 and 1 are independent labels; all else is numbers, learnt in
-    standard deviations from the mean. `test`: as `frame`; None: a fixed fifth of the samples. `leave_out`: unused
-    columns; `columns`: the only features. `schema`: another data set's, for the same features, or one that states how
-    columns are read. Raises UserError, with column and remedy, for invalid data.
+    standard deviations from the mean. `test`: as `frame`; None: a fixed fifth of the samples. `how`: see
+    `Reading`. Raises UserError, with column and remedy, for invalid data and unknown options; warns of columns that may
+    be in other units than those of a given data set's schema.
 
     >>> from fewbytes.data import table
     >>> ages, ill = [20, 35, 50, 65, 80] * 4, ["no", "no", "no", "yes", "yes"] * 4
@@ -66,14 +83,36 @@ def table(
     >>> data.classes, data.learns, data.train.shape, len(data.test)
     (('no', 'yes'), 'classes', (1,), 4)
     """
-    named = (target,) if isinstance(target, str) else tuple(target)
-    how = schema or Schema()
-    if how.learns is None:
-        given = {"target": named, "leave_out": tuple(leave_out), "columns": tuple(columns)}
-        how = msgspec.structs.replace(how, **{key: value for key, value in given.items() if value})
-    mine = Table("the table", as_arrow(frame), how)
-    own = None if test is None else Table("the test table", as_arrow(test), how)
-    return _dataset("table", mine, own, how)
+    with in_python():
+        read = _asked(target, how)
+        mine = Table("the table", as_arrow(frame), read)
+        own = None if test is None else Table("the test table", as_arrow(test), read)
+        found = _dataset("table", mine, own, read)
+    for note in found.notes if read.learns is not None else ():
+        if f"{DOUBT} column" in note:
+            warnings.warn(note, LikelyMistake, stacklevel=2)
+    return found
+
+
+def _asked(target: str | Sequence[str], how: Reading) -> Schema:
+    """The schema that these options state, or the complete one among them. Raises UserError."""
+    for name in how:
+        if name not in Reading.__annotations__:
+            raise UserError(f"a table has no option {name!r}{suggestion(name, Reading.__annotations__)}")
+    given: dict[str, Any] = {**how, "target": (target,) if isinstance(target, str) else tuple(target)}
+    schema = given.pop("schema", None) or Schema()
+    if schema.learns is not None:
+        return schema
+    for name in ("leave_out", "columns", "missing_marks", "categories"):
+        if name in given:
+            given[name] = (given[name],) if isinstance(given[name], str) else tuple(given[name])
+    if "categories" in given:
+        given["categories"] = dict.fromkeys(given["categories"], ())
+    changed = msgspec.structs.replace(schema, **{key: value for key, value in given.items() if value})
+    try:
+        return msgspec.convert(msgspec.to_builtins(changed), Schema)
+    except msgspec.ValidationError as error:
+        raise UserError(f"the table's options: {error}") from None
 
 
 def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema, only_test: bool = False) -> Dataset:
@@ -108,8 +147,6 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
         trained = np.flatnonzero(kept[0])
         trained = trained if halves is None or not len(halves[0]) else trained[halves[0].rows]
         schema = _scaled_by(first, schema, trained)
-    else:
-        _warn_of_units(first, schema)
     splits = [
         _split(each, schema, rows, labels, values)
         for each, rows, (labels, values) in zip(tables, kept, targets, strict=True)
@@ -117,6 +154,8 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
     notes = [
         _note(name, each, schema, rows, count, notes) for each, rows, count in zip(tables, kept, counts, strict=True)
     ]
+    if theirs:
+        notes += [f"{_of_file(name, each)}{doubt}" for each in tables for doubt in _doubts(each, schema)]
     if len(splits) == 2:
         mine, own = splits
         if schema.group:
@@ -268,18 +307,27 @@ def _scale(values: NDArray[np.float64]) -> tuple[float, float]:
     return float(known.mean()), float(known.std()) or 1.0
 
 
-def _warn_of_units(table: Table, schema: Schema) -> None:
-    """Warn of a column that differs greatly from the schema's table: its units may differ."""
+def _doubts(table: Table, schema: Schema) -> list[str]:
+    """A line for each column that is empty here, or differs so much from the schema's table that its units may: a mean
+    or a deviation far above the table's, or values that hardly differ, far from the table's mean."""
+    found = []
+    for name in dict.fromkeys((*schema.numbers, *schema.categories)):
+        if table.missing(name).all():
+            found.append(
+                f"{DOUBT} column {name!r}: it is empty, other than in the server's table; is it named otherwise?"
+            )
     for name, (mean, deviation) in schema.numbers.items():
         values = (table.numbers(name) - mean) / deviation
         values = values[~np.isnan(values)]
-        if len(values) and max(abs(values.mean()), values.std() / 2) > FAR:
-            warnings.warn(
-                f"{table.where}: column {name!r} is far from the server's table (mean {values.mean():.3g}, standard "
-                f"deviation {values.std():.3g}, there 0 and 1): are the units the same?",
-                LikelyMistake,
-                stacklevel=2,
-            )
+        if not len(values):
+            continue
+        near, spread = float(values.mean()), float(values.std())
+        narrow = len(values) >= SOME and 0 < spread < 1 / (2 * FAR) and abs(near) > 2
+        if max(abs(near), spread / 2) > FAR or narrow:
+            own = f"mean {near * deviation + mean:.4g}, standard deviation {spread * deviation:.3g}"
+            theirs = f"in the server's table {mean:.4g} and {deviation:.3g}"
+            found.append(f"{DOUBT} column {name!r}: {own}, {theirs}; are the units the same?")
+    return found
 
 
 def _groups(schema: Schema) -> tuple[str, ...] | None:
@@ -320,9 +368,13 @@ def _note(
         parts.append(f"{sum(counts.values()):,} values missing ({how}): {where}")
     else:
         parts.append("no value missing")
+    return f"{_of_file(name, table)}{'; '.join(parts)}; learnt: {listed(schema.target, COLUMNS)} ({schema.learns})"
+
+
+def _of_file(name: str, table: Table) -> str:
+    """The beginning of a note: the table's file, unless the dataset `name`, which notes follow, says it."""
     file = Path(table.where).name
-    where = "" if file == Path(name).name else f"{file}: "  # notes follow the data set's name
-    return f"{where}{'; '.join(parts)}; learnt: {listed(schema.target, COLUMNS)} ({schema.learns})"
+    return "" if file == Path(name).name else f"{file}: "
 
 
 def _category_note(table: Table, name: str, texts: Sequence[str]) -> str:
@@ -417,6 +469,13 @@ def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], dict[str, in
         if not missing.any():
             continue
         counts[name] = int(missing.sum())
+        if missing.all() and (schema.missing != "mean" or name in schema.target):
+            what = f"column {name!r} is empty, all {len(table)} rows lack a value"
+            remedy = f"fill it in, leave it out at all sites (--leave-out {name!r}), or {run_with('--missing mean')}"
+            named = f"column {name!r}" if schema.names(name) else "a column"
+            remedy = "fill it in" if name in schema.target else remedy
+            raise refused(f"{table.where}:", what, remedy, f"has {named} that is empty: {remedy}" if schema.names(name)
+                          else "has a column that is empty, which its own log names")  # fmt: skip
         if schema.missing == "drop":
             kept &= ~missing
         elif schema.missing == "refuse" or name in schema.target:

@@ -148,7 +148,7 @@ def with_transforms(data: FederatedData, augment: Transform | None = None, backd
         transform = chain(*transforms)
         with torch.random.fork_rng(devices=[]):
             transform(*train.take([0]).load())  # so that unsuitable samples are refused before anything is written
-        return ClientData(Split(train.x, train.y, train.rows, transform), client.test)
+        return replace(client, train=Split(train.x, train.y, train.rows, transform))
 
     return replace(data, clients=tuple(changed(i, c) for i, c in enumerate(data.clients)))
 

@@ -123,6 +123,7 @@ class Done(msgspec.Struct, array_like=True):
     spent: tuple[float, float | None] | None = None  # epsilon spent by other runs, and the limit for all runs
     declined: bool = False  # whether `error` is a refusal by the site's policy
     versions: dict[str, str] = {}  # of the node's software, where they differ from the server's
+    validation: Scores = {}  # as `scores`, on the client's validation data
 
 
 class Handlers:
@@ -184,8 +185,10 @@ class Runner:
             site = self._site(job, SCORE, done)
             model = self.method.local_model(state, site)
             check_model(self.method, "local_model", model)
-            if model is not None and len(site.test):
-                done.scores = site.scores(site.finished(model))
+            if model is not None and (len(site.test) or len(site.validation)):
+                model = site.finished(model)
+                done.scores = site.scores(model) if len(site.test) else {}
+                done.validation = site.validated(model)
             return done, None
         received = self._received(job, frames, layout, retained)
         for each in received.values():

@@ -144,19 +144,24 @@ class Scheduler:
             self.abandon()
         waiting.clear()
 
-    def score_clients(self) -> dict[Id, Scores]:
-        """The metrics of every client's own model on its test split; empty if the method has none."""
+    def score_clients(self) -> tuple[dict[Id, Scores], dict[Id, Scores]]:
+        """The metrics of every client's own model on its test split, and on its validation data; empty if the method
+        has none."""
+        scores, validated = dict[Id, Scores](), dict[Id, Scores]()
         if not self.method.has_local_models(self.task.problem):
-            return {}
+            return scores, validated
         self.step.calls += 1
-        data, scores = self.task.data.clients, dict[Id, Scores]()
-        clients = [i for i in self.clients if not self.streaming.clock.simulated or len(data[i].test)]
+        data, metrics = self.task.data.clients, self.problem.objective.metrics
+        clients = [
+            i for i in self.clients if not self.streaming.clock.simulated or len(data[i].test) or data[i].validation
+        ]
         for client, answer in self.dispatcher.ask(SCORE, clients, self.step.t, self.step.scored, self.step.calls):
             if answer.outcome == "answered":
-                scores[client] = possible(answer.done.scores, self.problem.objective.metrics)
+                scores[client] = possible(answer.done.scores, metrics)
+                validated[client] = possible(answer.done.validation, metrics)
             else:
                 self.step.left_out.append(LeftOut(client, SCORE, answer.outcome, answer.why))
-        return scores
+        return scores, validated
 
     def _read(
         self,

@@ -221,8 +221,8 @@ def score_words(scores: dict[str, dict[str, float]], named: bool | None = None) 
     """Scores by metric and kind in a line; accuracy as the only metric needs no name, unless `named`."""
     lines = []
     for metric, kinds in scores.items():
-        share = traits(metric)[1]
-        line = "  ".join(f"{kind} {written(value, share)}" for kind, value in kinds.items())
+        of = traits(metric)
+        line = "  ".join(f"{kind} {written(value, of.share and of.percent)}" for kind, value in kinds.items())
         plain = list(scores) == ["accuracy"] if named is None else not named
         lines.append(line if plain else f"{metric}: {line}")
     return "  ".join(lines)

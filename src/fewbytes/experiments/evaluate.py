@@ -221,9 +221,9 @@ def _of_file(path: Path, how: Evaluating) -> tuple[Learnt, list[Site], list[Fami
     data = DataSettings.read(known | ({"class_names": about["class_names"]} if "class_names" in about else {}))
     classes = tuple(about.get("class_names", ()))
     sites = _outside(how, Reader(data, ModelSettings.read({})), data, classes, set())
-    objective = objective_for(
-        about.get("learns", "classes"), list(how.metrics) or about.get("metrics"), None, None, len(classes)
-    )
+    metrics, positive = list(how.metrics) or about.get("metrics"), about.get("positive")
+    number = classes.index(positive) if positive in classes else None
+    objective = objective_for(about.get("learns", "classes"), metrics, None, None, len(classes), number)
     family = Family(Models(name="model", kind="shared", run=path.name), {ALL: model})
     return Learnt(objective, classes), sites, [family]
 
@@ -299,7 +299,7 @@ def _evaluated(
                 )
     return Evaluation(
         runs=runs,
-        metrics={metric.name: {"higher": metric.higher, "share": metric.share} for metric in metrics},
+        metrics={m.name: {"higher": m.higher, "share": m.share, "percent": m.in_percent} for m in metrics},
         level=LEVEL,
         sites=[{"name": site.name, "samples": len(site.data), "trained": site.trained} for site in sites],
         models=[family.about for family in families],

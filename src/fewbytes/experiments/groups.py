@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from fewbytes.base.ranges import Count, Positive, Share
+from fewbytes.base.ranges import BelowOne, Count, Positive, Share
 from fewbytes.base.settings import NAMES, Group, Names, Text, setting
 from fewbytes.core.policy import Policy
 from fewbytes.core.weights import ClassWeights
@@ -166,6 +166,18 @@ class LearningSettings(Group):
         None,
         "Metrics, e.g. auc,f1; result tables use the first (default: accuracy, mae, iou, … depending on the task).",
         metavar="LIST",
+        brief=True,
+    )
+    positive: str | None = setting(
+        None,
+        "Class that metrics are of: auc, sensitivity, specificity, sensitivity@specificity=0.9, f1, brier, …",
+        metavar="CLASS",
+        brief=True,
+    )
+    validation: BelowOne = setting(
+        0.0,
+        "Fraction of each client's training samples to hold out, to choose the best model and the time to stop by.",
+        metavar="FRACTION",
         brief=True,
     )
     class_weights: ClassWeights | None = setting(

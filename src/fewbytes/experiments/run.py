@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, in_python
 from fewbytes.base.extras import needs
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
@@ -54,7 +54,8 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     >>> result.accuracy, result.ledger.totals()["uplink_nominal_bytes"]
     (1.0, 480)
     """
-    return run_with(Run.of(method, task, Settings.of(settings, option_of(method)), policy))
+    with in_python():
+        return run_with(Run.of(method, task, Settings.of(settings, option_of(method)), policy))
 
 
 def run_with(run: Run) -> Result:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, listed, suggestion
 from fewbytes.core.devices import check_device
 from fewbytes.core.objective import ClassWeights, Objective
 from fewbytes.core.objectives import objective_for
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
-from fewbytes.data import AUGMENTATIONS, FederatedData, with_transforms
+from fewbytes.data import AUGMENTATIONS, FederatedData, hold_out, with_transforms
 from fewbytes.experiments.groups import DECLARED, LearningSettings, ModelSettings
 from fewbytes.experiments.loading import TOKENIZER, Loaded, load
 from fewbytes.experiments.settings import Experiment
@@ -88,13 +88,22 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None) -> Found:
     check_device(experiment.model.device)
     loaded = load(experiment.data, experiment.partition, experiment.model, here)
     agreed = loaded.agreed
-    data = with_transforms(loaded.federated, AUGMENTATIONS[loaded.data.augment], loaded.data.backdoor)
+    federated = loaded.federated
+    if share := experiment.learning.validation:
+        if federated.learns == "boxes":
+            raise UserError("detectors are scored on the server's test data alone: leave validation out")
+        apart = experiment.partition.partition == "local"  # a server has none of the clients' data
+        federated = hold_out(federated, share, experiment.model.seed, apart)
+        agreed = {**agreed, "validation": str(share)}
+    data = with_transforms(federated, AUGMENTATIONS[loaded.data.augment], loaded.data.backdoor)
     model = dataclasses.replace(loaded.model, model=_model_name(experiment, data))
     experiment = dataclasses.replace(experiment, data=loaded.data, model=model)
     build = _builder(model, data)
     _check_samples(build, data, loaded)
     if build.normalisation is not None:
         agreed = {**agreed, "normalisation": str(build.normalisation)}
+    if experiment.learning.positive is not None:
+        agreed = {**agreed, "positive": experiment.learning.positive}
     task = _task(build, model, data, agreed, _objective(experiment.learning, data))
     _check_models(build, task, experiment)
     method = experiment.build_method()
@@ -140,13 +149,19 @@ def _check_samples(build: ModelBuilder, data: FederatedData, loaded: Loaded) -> 
 
 def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Objective]:
     """The objective, if it is not the default for the data. Raises UserError."""
-    metrics, weights = learning.metrics, learning.class_weights
-    if metrics is None and weights is None:
+    metrics, weights, positive = learning.metrics, learning.class_weights, learning.positive
+    if metrics is None and weights is None and positive is None:
         return {}
     if data.learns == "boxes":
         raise UserError("detectors have their own loss and COCO's metrics: leave metrics and class_weights out")
     given: ClassWeights | None = None if weights is None else weights.each or "balanced"
-    return {"objective": objective_for(data.learns, metrics, None, given, len(data.classes))}
+    if positive is not None and positive not in data.classes:
+        raise UserError(
+            f"positive: there is no class {positive!r}{suggestion(positive, data.classes)}; there are "
+            f"{listed(data.classes)}"
+        )
+    number = None if positive is None else data.classes.index(positive)
+    return {"objective": objective_for(data.learns, metrics, None, given, len(data.classes), number)}
 
 
 def _task(

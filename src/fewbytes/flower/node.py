@@ -178,7 +178,9 @@ class Node:
         job = order.job
         if why := self._unable(order):
             return Done(job.number, error=why)
-        self.runner.save_model(job.client, job.version, job.round, self.folder / "models", about)
+        kept = str(about.get("kept", ""))
+        folder = self.folder / "models" / (kept if re.fullmatch(r"best|round-[0-9]{1,9}", kept) else "")
+        self.runner.save_model(job.client, job.version, job.round, folder, about)
         return Done(job.number)
 
     def _unable(self, order: Order) -> str:
@@ -317,6 +319,7 @@ def beside(done: Done) -> list[str]:
     }  # fmt: skip
     there = [f"{kind}: {name}" for kind, by in measured.items() for name in by]
     there += [f"scores: {name}" for name in done.scores]
+    there += [f"validation: {name}" for name in done.validation]
     if done.sample_counts is not None and done.sample_counts[0] is not None:
         there.append("numbers of samples" + ("" if isinstance(done.sample_counts[0], int) else " by class"))
     there += ["number of local steps"] if records.steps else []

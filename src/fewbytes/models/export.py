@@ -56,8 +56,11 @@ def export_model(
     formats: Sequence[Format] = tuple(FILES),
     out: Path | str | None = None,
     build: Callable[..., nn.Module] | None = None,
+    round: int | None = None,
 ) -> list[Path]:
     """Write the global model of a finished run, or one client's, into the folder `out`; returns the files' paths.
+
+    `round`: see `load_model`; by default the best round, if the run kept it, else the last.
 
     The default folder is RUN/export, or RUN/export/client-I. It gets the model in each of the `formats`, model.json
     with the model's inputs and outputs (for tables also the columns' meaning), README.md with instructions, and the
@@ -76,7 +79,7 @@ def export_model(
     ['README.md', 'model.json', 'model.safetensors']
     """
     run = Path(run)
-    model, about = read_model(run, client, build)
+    model, about = read_model(run, client, build, round)
     if about.get("learns") == "boxes":
         raise UserError(f"{run} trained a detector, which cannot be exported: load it with fewbytes.load_model")
     if "sample_shape" not in about:
@@ -184,11 +187,12 @@ def _described(run: Path, client: int | None, about: dict[str, Any], formats: Se
     if result.is_file():  # a deployment's node has none
         try:
             found = json.loads(result.read_text())
-            scores = _scores(found)
+            scores = _scores(found, run, about.get("round"))
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             raise UserError(f"{result} is damaged: it is not what a run writes") from None
     return {
         "model": "global" if client is None else f"client {client}",
+        "round": about.get("round") or found.get("rounds"),
         "method": about.get("method") or found.get("method"),
         "architecture": about.get("model"),
         "learns": about.get("learns", "classes"),
@@ -252,8 +256,11 @@ def _text(tokenizer: Any, files: list[str], length: int, learns: str) -> dict[st
     }
 
 
-def _scores(found: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The last values in result.json by metric and kind."""
+def _scores(found: dict[str, Any], run: Path, t: int | None) -> dict[str, dict[str, float]]:
+    """The scores of round t of rounds.jsonl by metric and kind; None: the last ones, of result.json."""
+    if t is not None:
+        rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        return next((row["scores"] for row in reversed(rows) if row["round"] == t and row["phase"] == "round"), {})
     score = found.get("score", {})
     kinds = {score.get("metric"): score.get("all", {}), **found.get("further", {})}
     return {metric: {kind: value["final"] for kind, value in each.items()} for metric, each in kinds.items() if each}

@@ -26,7 +26,7 @@ about = json.load(open("model.json", encoding="utf-8"))
 model = $loaded
 
 
-def answer(row):  # a dict of values, or of text as a CSV file has it
+${softmax}def answer(row):  # a dict of values, or of text as a CSV file has it
     x = []
     for column in about["table"]["columns"]:
         name, known = column["name"], column.get("categories")
@@ -47,13 +47,20 @@ def answer(row):  # a dict of values, or of text as a CSV file has it
 for row in csv.DictReader(open("rows.csv", encoding="utf-8", newline="")):
     print(answer(row))
 """)
+SOFTMAX = """\
+def softmax(logits):  # probabilities
+    powers = numpy.exp(logits - logits.max())
+    return (powers / powers.sum()).tolist()
+
+
+"""
 MISSING = {
     "refuse": 'raise ValueError(f"{name} is missing")',
     "mean": "x += [0.0] * (1 if known is None else len(known))",
 }
 MISSING["drop"] = MISSING["refuse"]
 ANSWERS = {
-    "classes": 'about["classes"][outputs.argmax()]',
+    "classes": 'dict(zip(about["classes"], softmax(outputs)))',
     "labels": 'dict(zip(about["classes"], (1 / (1 + numpy.exp(-outputs))).tolist()))',
     "numbers": '{of["name"]: float(y) * of["std"] + of["mean"] for of, y in zip(about["table"]["target"], outputs)}',
 }
@@ -65,12 +72,12 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(".")
 model = $loaded
 
 
-def answer(text):
+${softmax}def answer(text):
     tokens = tokenizer(text, truncation=True, max_length=$length)["input_ids"]
     ids = numpy.full((1, $length), $filler, "int64")
     mask = numpy.zeros((1, $length), "int64")
     ids[0, : len(tokens)], mask[0, : len(tokens)] = tokens, 1
-    return about["classes"][int($outputs[0].argmax())]
+    return dict(zip(about["classes"], softmax(numpy.asarray($outputs[0].tolist()))))
 
 
 print(answer("a text of yours"))
@@ -99,7 +106,8 @@ print(answer("a text of yours"))
 def readme(about: About) -> str:
     """The text of README.md."""
     method = "a run" if about["method"] is None else _words(about["method"])
-    parts = [f"# {about['model']} model of {method}", f"{_taken(about)} {_given(about)}"]
+    after = f", round {about['round']}" if about.get("round") else ""
+    parts = [f"# {about['model']} model of {method}{after}", f"{_taken(about)} {_given(about)}"]
     if about["normalise"]:
         parts.append("It normalises x itself: give x as it is.")
     if "model.pt2" in about["files"]:
@@ -156,7 +164,7 @@ def _given(about: About) -> str:
     """A sentence about the model's outputs."""
     scaled = "in standard deviations from the mean, `target` in model.json, as its scores are"
     given = {
-        "classes": "logits, one for each of `classes` in model.json",
+        "classes": "logits, one for each of `classes` in model.json: their softmax is a probability for each",
         "labels": "logits, one for each of the labels, `classes` in model.json: the sigmoid is a probability",
         "numbers": f"numbers (n, {len(about['classes'])}), {scaled}" if about["table"] else "its outputs",
         "masks": "logits (n, classes, height, width)",
@@ -171,7 +179,7 @@ def _listed(shape: list[Any]) -> str:
 
 def _snippet(about: About, library: str) -> str:
     """Python that runs the model: on a row, a text or an image, else on samples of zeros."""
-    words = {"library": library, "loaded": LOADED[library]}
+    words = {"library": library, "loaded": LOADED[library], "softmax": SOFTMAX if about["learns"] == "classes" else ""}
     if about["table"]:
         x = _outputs(library, {"x": 'numpy.array([x], "float32")'})
         how = {"missing": MISSING[about["table"]["missing"]["rule"]], "answer": ANSWERS[about["learns"]]}
@@ -197,7 +205,7 @@ def _outputs(library: str, tensors: dict[str, str]) -> str:
 
 
 def _of_samples(about: About, library: str) -> list[str]:
-    """Six lines that run the model on an image, or a few that run it on zeros."""
+    """A few lines that run the model on an image, or on zeros."""
     taken = about["input"]
     labelled = about["learns"] == "classes" and about["classes"]
     imports = ["json"] if labelled else []
@@ -221,5 +229,12 @@ def _of_samples(about: About, library: str) -> list[str]:
         ]
         imports += ["numpy", library]
     outputs = _outputs(library, arrays)
-    shown = f'json.load(open("model.json"))["classes"][int({outputs}[0].argmax())]' if labelled else outputs
-    return [f"import {', '.join(imports)}", f"model = {LOADED[library]}", *lines, f"print({shown})"]
+    head = [f"import {', '.join(imports)}", f"model = {LOADED[library]}", *lines]
+    if not labelled:
+        return [*head, f"print({outputs})"]
+    return [
+        *head,
+        f"logits = numpy.asarray({outputs}[0].tolist())",
+        "probabilities = numpy.exp(logits - logits.max()) / numpy.exp(logits - logits.max()).sum()",
+        'print(dict(zip(json.load(open("model.json"))["classes"], probabilities.tolist())))',
+    ]

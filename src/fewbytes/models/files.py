@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
 
@@ -98,6 +100,7 @@ class About(TypedDict, total=False):
     schema: Columns
     tokenizer: str | None
     tokenizer_digest: str
+    round: Size
     recipe: Recipe
     tensors: dict[str, Values]
 
@@ -148,9 +151,16 @@ def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
     return make
 
 
-def load_model(run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None) -> nn.Module:
+def load_model(
+    run: Path | str,
+    client: int | None = None,
+    build: Callable[..., nn.Module] | None = None,
+    round: int | None = None,
+) -> nn.Module:
     """Load a model of a run in eval mode: the global one, or a client's own, possibly its member of an ensemble.
 
+    `round`: the round after which it is; None: the best, if the run kept it (`validation`, or `stop_when` with
+    patience), else the last. The last, the best, and with `keep_checkpoints` above 2 those of its last rounds are kept.
     `build` builds the module if the run used your own, as in `Task`. No code named in the file is imported, unless the
     call is inside `with only_allowed("package.module"):` (`fewbytes.base.named`). Raises UserError if the run saved no
     such model, the file is damaged, or the module does not fit it.
@@ -166,14 +176,17 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
     >>> torch.equal(model(x), result.global_model(x))
     True
     """
-    return read_model(run, client, build)[0]
+    return read_model(run, client, build, round)[0]
 
 
 def read_model(
-    run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None
+    run: Path | str,
+    client: int | None = None,
+    build: Callable[..., nn.Module] | None = None,
+    round: int | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """As `load_model`, together with the file's metadata; `run` may be a model's file."""
-    path = _place(Path(run), client)
+    path = _place(Path(run), client, round)
     if path != Path(run):
         check_own(Path(run))
     try:
@@ -190,7 +203,7 @@ def read_model(
         raise UserError(f"the model {path} is damaged: restore it from a copy, or repeat the run")
     if build is None and "model" not in about:
         raise UserError(f"{path} needs a module of your own: in Python, pass build=, the function that builds it")
-    if client is not None and path.stem == "global":
+    if client is not None and path.stem != f"client-{client}":
         recipe = about.get("recipe", {})
         members = recipe["clients"] if recipe.get("kind") == "ensemble" else []
         if client not in members:
@@ -239,21 +252,38 @@ def _check_size(make: Callable[[int], nn.Module], state: State) -> None:
         raise MethodError(f"its model has {values:,} values, and the file {stored:,}")
 
 
-def _place(run: Path, client: int | None) -> Path:
-    """The file of a run's global model or a client's own; the global one's if there is no other; a file itself.
+def _place(run: Path, client: int | None, t: int | None) -> Path:
+    """The file of a run's global model or a client's own, after round t or the best or last; the global one's if the
+    run has no other model. A model's file is itself.
 
     Raises UserError if there is no such model.
     """
-    path = run / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
-    if path.exists():
-        return path
     if run.is_file() and client is None:
         return run
+    folder, best, last = run / "models", *_rounds(run)
+    path = folder / ("global.safetensors" if client is None else f"client-{client}.safetensors")
+    names = {_number(each): each.stem for each in folder.glob("round-*")} | ({} if best is None else {best: "best"})
+    wanted = best if t is None else t
+    if wanted in names and not (wanted == last and path.exists()):
+        name = names[wanted]
+        one = folder / f"{name}.safetensors" if client is None else folder / name / path.name
+        if one.exists():
+            return one
+        if client is not None and (folder / f"{name}.safetensors").exists() and not (folder / name).exists():
+            return folder / f"{name}.safetensors"
+    elif t is not None and t != last:
+        there = ", ".join(str(each) for each in sorted({*names, *([] if last is None else [last])}))
+        raise UserError(
+            f"{run} keeps no model of round {t}; it has those of rounds {there or 'none'} (keep_checkpoints sets how "
+            "many recent rounds are kept)"
+        )
+    if path.exists():
+        return path
     if not run.is_dir():
         raise UserError(f"there is no run folder {run}")
     if not (run / "config.toml").is_file():
         raise UserError(f"{run} is not a run folder: it has no config.toml")
-    have = sorted(p.name for p in path.parent.glob("*.safetensors"))
+    have = sorted(p.name for p in path.parent.glob("*.safetensors") if p.stem not in names.values())
     if not have:
         raise UserError(f"{run} has no model {path.name}: the run has not ended, or did not save models")
     if client is not None and have == ["global.safetensors"]:
@@ -262,3 +292,18 @@ def _place(run: Path, client: int | None) -> Path:
     own = [name.removeprefix("client-").removesuffix(".safetensors") for name in have if name.startswith("client-")]
     hint = f": name a client, such as --client {own[0]}" if client is None and own else ""
     raise UserError(f"{run} has no model {path.name}; it has {listed}{hint}")
+
+
+def _number(path: Path) -> int:
+    """The round of a file of models, 0 for another file."""
+    found = re.fullmatch(r"round-([0-9]{1,9})", path.stem)
+    return int(found[1]) if found else 0
+
+
+def _rounds(run: Path) -> tuple[int | None, int | None]:
+    """A run's best round, if its model is kept, and its last, by its result.json; None if unknown."""
+    with suppress(OSError, ValueError, AttributeError):
+        result = json.loads((run / "result.json").read_text())
+        best, last = result.get("best_model", {}).get("round"), result.get("rounds")
+        return best if isinstance(best, int) else None, last if isinstance(last, int) else None
+    return None, None

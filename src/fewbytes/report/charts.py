@@ -47,7 +47,7 @@ def score_trace(
             [pieces.plain(run.label), pieces.plain(kind or ""), when(row), megabytes(position[id(row)])] for row in rows
         ],
         "hovertemplate": "%{customdata[0]}<br><b>%{y:"
-        + (".1%" if run.share(metric) else ".4~g")
+        + (".1%" if run.percent(metric) else ".4~g")
         + "}</b> %{customdata[1]}<br>%{customdata[2]}"
         + words
         + "<extra></extra>",

@@ -113,11 +113,18 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     if not points:
         return Choice(kind, None, none, "all exceed the budget")
     guess, best = _guessing(kind, runs), front(points)[-1]
-    if guess is not None and not guess.beaten(best.score):
+    sign = 1 if runs[0].higher() else -1
+
+    def beats(score: float) -> bool:
+        return guess is None or guess.beaten(sign * score)
+
+    if guess is not None and not beats(best.score):
         reason = f"none is better yet than {guess.words}: try more rounds, or another lr"
+        if guess.words.startswith("always"):
+            reason = guess.words
         return Choice(kind, None, none, f"{reason}{rest}")
     within = WITHIN * (1 if runs[0].share() else abs(best.score))
-    taken = recommended([point for point in points if guess is None or guess.beaten(point.score)], within)
+    taken = recommended([point for point in points if beats(point.score)], within)
     if not taken.nbytes:
         silent = [point for point in points if point.label in _silent(runs)]
         if not silent:
@@ -138,7 +145,7 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
         reason += ", and none is cheaper"
     elif max(cheaper) < best.score - within - 1e-9:
         reason += f", and no cheaper method {comes}"
-    elif guess is not None and not guess.beaten(max(cheaper)):
+    elif not beats(max(cheaper)):
         reason += f", and no cheaper method {comes} and beats guessing"
     else:
         reason += f", and no cheaper method {comes} and is that much better than local training"
@@ -150,7 +157,7 @@ class _Words:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self.step = "a percentage point" if run.share() else "1 %"
+        self.step = "a percentage point" if run.percent() else "0.01" if run.share() else "1 %"
 
         self.best = "most accurate" if run.metric == "accuracy" else "best"
 
@@ -255,7 +262,7 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
     ]
     return lines + marks, {
         "xaxis": axis,
-        "yaxis": score_axis(f"final {choice.kind} {runs[0].metric}", runs[0].share()) | {"range": [bottom, top]},
+        "yaxis": score_axis(f"final {choice.kind} {runs[0].metric}", runs[0].percent()) | {"range": [bottom, top]},
         "hovermode": "closest",
     }
 
@@ -290,7 +297,7 @@ def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) ->
         "x": [x],
         "y": [point.score if run.higher() else -point.score],
         "customdata": [[pieces.plain(point.label), _moved(run, point)]],
-        "hovertemplate": f"%{{customdata[0]}}<br><b>%{{y:{'.1%' if run.share() else '.4~g'}}}</b> "
+        "hovertemplate": f"%{{customdata[0]}}<br><b>%{{y:{'.1%' if run.percent() else '.4~g'}}}</b> "
         + f"{choice.kind}<br>%{{customdata[1]}}{over}<extra></extra>",
         "meta": index,
     }

@@ -74,7 +74,10 @@ def _reported(run: RunFolder) -> Evaluation | None:
     kinds = list(dict.fromkeys(kind for kind, _ in cells))
     return Evaluation(
         runs=[],
-        metrics={metric: {"higher": run.higher(metric), "share": run.share(metric)} for metric in run.metrics},
+        metrics={
+            metric: {"higher": run.higher(metric), "share": run.share(metric), "percent": run.percent(metric)}
+            for metric in run.metrics
+        },
         level=0.0,
         sites=[
             {"name": name, "samples": samples, "trained": True} for name, samples in zip(names, tested, strict=True)
@@ -185,7 +188,8 @@ def _level(evaluation: Evaluation) -> str:
 
 def _in_percent(evaluation: Evaluation, metric: str) -> bool:
     """Whether a metric is shown in per cent."""
-    return evaluation["metrics"][metric]["share"]
+    traits = evaluation["metrics"][metric]
+    return traits["share"] and traits["percent"]
 
 
 def _main(evaluation: Evaluation) -> str:
@@ -351,7 +355,7 @@ def curves(runs: Sequence[RunFolder], charts: Charts) -> tuple[dict[str, str], l
     if not names:
         return {}, []
     run, views = runs[0], dict[str, tuple[list[Trace], Layout]]()
-    form = ".1%" if run.share() else ".4~g"
+    form = ".1%" if run.percent() else ".4~g"
     rows = [(row["round"], row["by_client"].get(run.metric, {})) for row in run.rounds if "by_client" in row]
     for kind in dict.fromkeys(kind for _, kinds in rows for kind in kinds):
         traces = []
@@ -370,7 +374,7 @@ def curves(runs: Sequence[RunFolder], charts: Charts) -> tuple[dict[str, str], l
                     "hovertemplate": f"{plain}<br>round %{{x}}: <b>%{{y:{form}}}</b><extra></extra>",
                 }
             )
-        views[kind] = traces, {"xaxis": round_axis(runs), "yaxis": score_axis(run.metric, run.share())}
+        views[kind] = traces, {"xaxis": round_axis(runs), "yaxis": score_axis(run.metric, run.percent())}
     if views:
         charts["site-rounds"] = views
     return {kind: kind for kind in views}, list(enumerate(names)) if views else []

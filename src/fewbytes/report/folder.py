@@ -48,15 +48,17 @@ class Score(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """The score of guessing, its upper bound by chance (two standard errors more), and both in words."""
+    """The score of guessing, its bound by chance (two standard errors better), both in words, and whether higher is
+    better."""
 
     score: float
     by_chance: float
     words: str
+    higher: bool = True
 
     def beaten(self, score: float) -> bool:
         """Whether a score is better than guessing."""
-        return score > self.by_chance + 1e-9
+        return score > self.by_chance + 1e-9 if self.higher else score < self.by_chance - 1e-9
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,20 @@ class RunFolder:
         """Whether a metric (default: the run's) is a share, 0..1."""
         return self._traits(metric)["share"]
 
+    def percent(self, metric: str | None = None) -> bool:
+        """Whether a metric (default: the run's) is shown in per cent: a share of samples."""
+        return self._traits(metric)["share"] and self._traits(metric)["percent"]
+
     def written(self, value: float | None, metric: str | None = None) -> str:
         """A value of a metric (default: the run's) as text."""
-        return written(value, self.share(metric))
+        return written(value, self.percent(metric))
 
     def _traits(self, metric: str | None) -> Traits:
         metric = self.metric if metric is None else metric
         stated: dict[str, Traits] = (self.result or {}).get("metrics", {})
-        higher, share = traits(metric)
-        return stated.get(metric, {"higher": higher, "share": share})
+        known = traits(metric)
+        usual: Traits = {"higher": known.higher, "share": known.share, "percent": known.percent}
+        return {**usual, **stated[metric]} if metric in stated else usual
 
     def kinds(self, metric: str | None = None) -> list[str]:
         """Every measured kind of a metric (default: the run's), in the order of first appearance."""
@@ -158,14 +165,20 @@ class RunFolder:
         tested = "global" if kind == "global" else "personalised"  # other kinds use clients' own test data
         result, metric = self.result or {}, self.metric
         majority = result.get("majority_class_accuracy", {}).get(tested) if metric == "accuracy" else None
-        score: float | None = CHANCE.get(metric, majority)
+        guessed: float | None = result.get("guessing", {}).get(metric, {}).get(tested, majority)
+        score = CHANCE.get(metric, guessed)
         if score is None:
             return None
-        samples = result.get("test_samples", {}).get(tested)
+        if self.share() and self.higher() and score == 1:
+            words = f"always answering one class has {metric} {self.written(score)}: judge by it beside another metric"
+            return Guess(score, score, words)
+        samples = result.get("rarest_class" if "@" in metric else "test_samples", {}).get(tested)
         error = math.sqrt(score * (1 - score) / samples) if samples and self.share() else 0.0
         how = {"accuracy": "guessing the majority class", "r2": "predicting the mean"}.get(metric, "guessing")
-        chance = f" (up to {self.written(score + 2 * error)} by chance on {samples:,} test samples)" if error else ""
-        return Guess(score, score + 2 * error, f"{how}, {self.written(score)}{chance}")
+        bound = score + 2 * error if self.higher() else score - 2 * error
+        upto = "up" if self.higher() else "down"
+        chance = f" ({upto} to {self.written(max(0, bound))} by chance on {samples:,} test samples)" if error else ""
+        return Guess(score, bound, f"{how}, {self.written(score)}{chance}", self.higher())
 
     def total_bytes(self, direction: Direction | Both) -> int:
         """Bytes on the wire over the whole run, of one direction or both: the ledger's sum.

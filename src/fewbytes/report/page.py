@@ -32,9 +32,21 @@ from fewbytes.report.document import document
 from fewbytes.report.folder import Both, Direction, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.records import Partition, Probed
-from fewbytes.report.table import KINDS, badges, grouped_by, majority_rows
+from fewbytes.report.table import (
+    KINDS,
+    OF_SERVER,
+    badges,
+    best_models,
+    grouped_by,
+    intervals,
+    majority_rows,
+    mixed,
+    of_clients,
+)
 from fewbytes.running.rounding import MEASURED, rounded_rows
 
+PLACES = {"clients": "on clients' own test data", "server": "on the server's test data"}
+"""Test data that never share a chart."""
 METRICS = {
     "mAP": "COCO's average precision: averaged over classes and over thresholds, 0.50 to 0.95, of the overlap (IoU) "
     "with a true box",
@@ -115,6 +127,8 @@ class Summary:
     majorities: list[tuple[str, dict[str, float | None]]]
     highest: Highest | None
     cheapest: SummaryRow
+    best_models: list[str]
+    apart: bool = False  # judged on different test data
 
 
 @dataclass(frozen=True)
@@ -198,6 +212,8 @@ def _page(runs: Sequence[RunFolder]) -> str:
         site_lines=site_lines,
         sites_views={} if by_site is None else {metric: metric for metric in by_site["metrics"]},
         scores=_scores(runs, charts),
+        confusions=_confusions(runs),
+        intervals=intervals(runs),
         left_out=left_out.section(runs),
         notes=notes.noted(runs),
         probes=_probes(runs, charts),
@@ -236,9 +252,11 @@ def _facts(runs: Sequence[RunFolder]) -> list[str]:
 
 def _summary(runs: Sequence[RunFolder]) -> Summary:
     further = _unique(metric for run in runs for metric in run.metrics[1:])
-    rows = [_summary_row(run, further) for run in runs]
+    rows = [_summary_row(run, further, mixed(runs)) for run in runs]
     cheapest = min(rows, key=lambda row: row.both)
-    return Summary(_metric(runs), further, rows, majority_rows(runs), _highest(runs), cheapest)
+    return Summary(
+        _metric(runs), further, rows, majority_rows(runs), _highest(runs), cheapest, best_models(runs), mixed(runs)
+    )
 
 
 def _metric(runs: Sequence[RunFolder]) -> str:
@@ -247,8 +265,9 @@ def _metric(runs: Sequence[RunFolder]) -> str:
     return metrics[0] if len(metrics) == 1 else "score"
 
 
-def _summary_row(run: RunFolder, further: Sequence[str]) -> SummaryRow:
-    score = run.score(run.kind)
+def _summary_row(run: RunFolder, further: Sequence[str], apart: bool) -> SummaryRow:
+    """`apart`: other runs are judged on other test data, so that no column has the scores by which each is judged."""
+    score = run.score(None if apart else run.kind)
     uplink, downlink = (
         Moved(run.total_bytes(direction), run.bytes_per_client_round(direction), run.nominal_bytes(direction))
         for direction in DIRECTIONS
@@ -261,8 +280,8 @@ def _summary_row(run: RunFolder, further: Sequence[str]) -> SummaryRow:
         best=run.written(score.best),
         best_when="" if score.best_row is None else when(score.best_row),
         of_server=run.written(run.score("global").final),
-        of_clients=run.written(run.score("personalised").final),
-        further=[run.written(run.score(run.kind, metric).final, metric) for metric in further],
+        of_clients=run.written(of_clients(run)),
+        further=[run.written(run.score(None if apart else run.kind, metric).final, metric) for metric in further],
         uplink=uplink,
         downlink=downlink,
         both=run.total_bytes("both"),
@@ -277,6 +296,8 @@ def _highest(runs: Sequence[RunFolder]) -> Highest | None:
         shared = [k for k in ("personalised", "global") if all(run.score(k).final is not None for run in runs)]
         kinds |= dict.fromkeys(kinds, shared[0]) if shared else {}
         name = _metric(runs)
+        if not shared and mixed(runs):
+            return None
         by = f"By the {name} all runs have measured, " if shared else f"Each by its own kind of {name}, "
     if len({run.metric for run in runs}) > 1:
         return None
@@ -323,31 +344,54 @@ def _scores(runs: Sequence[RunFolder], charts: Charts) -> Scores | None:
     return Scores(_metric(runs), meanings, of_metrics, names, any(timed.values()))
 
 
+def _confusions(runs: Sequence[RunFolder]) -> list[tuple[str, list[str], list[tuple[str, list[int]]]]]:
+    """Each run's confusion matrix, if it has one: its label, the classes, and a row for each true class."""
+    found = []
+    for run in runs:
+        details = (run.result or {}).get("global_model", {})
+        if counts := details.get("confusion"):
+            names = [*details["classes"], *(f"class {c}" for c in range(len(details["classes"]), len(counts)))]
+            found.append((run.label, names, list(zip(names, counts, strict=False))))
+    return found
+
+
 def _lines(runs: Sequence[RunFolder]) -> tuple[dict[str, str], dict[str, list[Line]]]:
-    """The charts' views and their lines. One run: its kinds by metric. Several: each run's main kind, one kind that all
-    have, and each further metric."""
+    """The charts' views and their lines. One run: its kinds by metric and test data. Several: each run's main kind
+    (unless these are on different test data), one kind that all have, and each further metric."""
     if len(runs) == 1:
         run = runs[0]
         metrics = run.metrics
-        names = {metric: metric if len(metrics) > 1 else "all" for metric in metrics if run.kinds(metric)}
-        return names, {metric: [(run, metric, kind, i) for i, kind in enumerate(run.kinds(metric))] for metric in names}
+        names, lines = dict[str, str](), dict[str, list[Line]]()
+        for metric in metrics:
+            kinds = list(enumerate(run.kinds(metric)))
+            for place, where in PLACES.items():
+                here = [(i, kind) for i, kind in kinds if (kind == OF_SERVER) == (place == "server")]
+                if here:
+                    view = metric if len(here) == len(kinds) else f"{metric} {place}"
+                    names[view] = " ".join(([metric] if len(metrics) > 1 else []) + ([where] if view != metric else []))
+                    lines[view] = [(run, metric, kind, i) for i, kind in here]
+        return {view: name or "all" for view, name in names.items()}, lines
     shown = [kind for kind in ("personalised", "global") if any(kind in run.kinds() for run in runs)]
     further = _unique(metric for run in runs for metric in run.metrics[1:])
-    names = {"own": "each method's own", **{name: name for name in [*shown, *further]}}
-    lines: dict[str, list[Line]] = {
-        "own": [(run, run.metric, run.kind, index) for index, run in enumerate(runs) if run.kind]
-    }
+    apart = mixed(runs)
+    names = {} if apart else {"own": "each method's own"}
+    lines = {} if apart else {"own": [(run, run.metric, run.kind, i) for i, run in enumerate(runs) if run.kind]}
+    names |= {name: name for name in shown}
     for kind in shown:
         lines[kind] = [(run, run.metric, kind, index) for index, run in enumerate(runs) if kind in run.kinds()]
     for metric in further:
-        lines[metric] = [(run, metric, run.kind, i) for i, run in enumerate(runs) if run.kind in run.kinds(metric)]
+        for only in shown if apart else [""]:
+            drawn = [(run, metric, only or run.kind, i) for i, run in enumerate(runs)]
+            view = f"{metric} {only}" if only else metric
+            lines[view] = [line for line in drawn if line[2] in line[0].kinds(metric)]
+            names[view] = view
     return names, lines
 
 
 def _axis(drawn: Sequence[Line]) -> Layout:
     metrics = _unique(metric for _, metric, _, _ in drawn)
     name = metrics[0] if len(metrics) == 1 else "score"
-    return score_axis(name, all(run.share(metric) for run, metric, _, _ in drawn))
+    return score_axis(name, all(run.percent(metric) for run, metric, _, _ in drawn))
 
 
 def _traffic(runs: Sequence[RunFolder]) -> Charts:

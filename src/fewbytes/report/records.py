@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
 import msgspec
 
@@ -62,10 +62,31 @@ class Judged(TypedDict, total=False):
 
 
 class Traits(TypedDict):
-    """A metric's traits: whether higher is better, and whether it is a share, 0..1."""
+    """A metric's traits: whether higher is better, whether it is a share, 0..1, and whether that is shown in per cent
+    (results of earlier versions do not say)."""
 
     higher: bool
     share: bool
+    percent: NotRequired[bool]
+
+
+class BestModel(TypedDict):
+    """The round whose model is kept as the best, and by what score it was chosen."""
+
+    round: int
+    chosen_on: Literal["validation", "test"]
+    metric: str
+    kind: str
+    value: float
+
+
+class Details(TypedDict, total=False):
+    """More about the last global model on the server's test set: numbers of samples by true class (row) and predicted
+    class (column), and 95 % intervals by metric."""
+
+    classes: Required[list[str]]
+    confusion: list[list[int]]
+    intervals: dict[str, tuple[float, float]]
 
 
 class Result(TypedDict, total=False):
@@ -80,7 +101,11 @@ class Result(TypedDict, total=False):
     rounds: int
     score: Judged
     metrics: dict[str, Traits]
+    best_model: BestModel
+    global_model: Details
     majority_class_accuracy: dict[str, float | None]
+    guessing: dict[str, dict[str, float]]
+    rarest_class: dict[str, int]
     test_samples: dict[str, int]
     uplink_nominal_bytes: int
     downlink_nominal_bytes: int

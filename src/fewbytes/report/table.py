@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fewbytes.base.units import megabytes, written
 from fewbytes.core.promise import Privacy
+from fewbytes.data.schema import DOUBT
 from fewbytes.report import left_out, notes
 from fewbytes.report.folder import RunFolder
 from fewbytes.running.rounding import rounded
@@ -31,6 +32,21 @@ KINDS = {
     "newcomers": "as personalised, for the clients that joined later",
 }
 """The meaning of each kind of score."""
+
+
+OF_SERVER = "global"
+"""The only kind of score on the server's test data; all others are on clients' own."""
+
+
+def mixed(runs: Sequence[RunFolder]) -> bool:
+    """Whether runs are judged on different test data, the server's and clients' own: no column or chart has both."""
+    return len({run.kind == OF_SERVER for run in runs if run.kind}) > 1
+
+
+def of_clients(run: RunFolder) -> float | None:
+    """The final score on clients' own test data: personalised, else of the kind that the run is judged by."""
+    own = run.score("personalised").final
+    return run.score(run.kind).final if own is None and run.kind != OF_SERVER else own
 
 
 PERSONALISED = "personal-\nised"
@@ -53,7 +69,8 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 
 def summary_table(runs: Sequence[RunFolder], width: int = 100) -> Table:
     """One row per run: final and best score of the run's main kind, final personalised and global score, megabytes
-    (10^6 bytes) up, down and both over the whole run, seconds. The last row is the score of guessing the majority
+    (10^6 bytes) up, down and both over the whole run, seconds. Of runs that are judged on different test data only the
+    latter two scores are shown. The last row is the score of guessing the majority
     class. Below are the kinds' meanings, further metrics, simulated seconds, rounding, clients left out and the
     method's notes. If `width` is too small, columns are dropped: seconds, both directions' megabytes, the best score,
     then those of the two kinds."""
@@ -62,6 +79,8 @@ def summary_table(runs: Sequence[RunFolder], width: int = 100) -> Table:
     if lines := [
         *_meanings(runs),
         *_further(runs),
+        *intervals(runs),
+        *best_models(runs),
         *_turnovers(runs),
         *_clocks(runs),
         *_rounded(runs),
@@ -80,9 +99,14 @@ def _width(table: Table) -> int:
 def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> Table:
     """The figures of runs, without the columns `gone`; names are folded to `names` characters."""
     metrics = list(dict.fromkeys(run.metric for run in runs))
+    narrow = mixed(runs) and PERSONALISED in gone  # columns name the kinds then
+    if mixed(runs):
+        gone = ["final", "best", *(name for name in gone if name not in (PERSONALISED, "global"))]
+        gone += ["MB\ndown"] if narrow else []
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=FOLDED, max_width=names)
-    table.add_column(metrics[0] if len(metrics) == 1 else "score", no_wrap=True, max_width=12)
+    if not narrow:
+        table.add_column(metrics[0] if len(metrics) == 1 else "score", no_wrap=True, max_width=12)
     shown = [name for name in COLUMNS if name not in gone]
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
@@ -94,7 +118,7 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
                 (
                     run.written(score.final),
                     run.written(score.best),
-                    run.written(run.score("personalised").final),
+                    run.written(of_clients(run)),
                     run.written(run.score("global").final),
                     megabytes(run.total_bytes("uplink")),
                     megabytes(run.total_bytes("downlink")),
@@ -106,13 +130,13 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
         )
         table.add_row(
             Text(" ".join([run.label, *(f"({badge})" for badge in badges(run))])),
-            Text(" ".join([*([run.metric] if len(metrics) > 1 else []), run.kind or "—"])),
+            *([] if narrow else [Text(" ".join([*([run.metric] if len(metrics) > 1 else []), run.kind or "—"]))]),
             *(cells[name] for name in shown),
         )
     for name, majority in majority_rows(runs):
         guessed = {PERSONALISED: "personalised", "global": "global"}
         texts = [percent(majority.get(guessed[each])) if each in guessed else "" for each in shown]
-        table.add_row(Text(name), "", *texts, style="dim")
+        table.add_row(Text(name), *([] if narrow else [""]), *texts, style="dim")
     return table
 
 
@@ -123,10 +147,13 @@ def _guesses(runs: Sequence[RunFolder]) -> list[str]:
         guess, final = run.guessing(run.kind), run.score(run.kind).final
         if guess is not None and final is not None and not guess.beaten(final):
             name = f"{run.label}, " if len(runs) > 1 else ""
-            lines.append(
-                f"{name}{run.kind} {run.written(final)}: no better than {guess.words}; try another lr, "
-                "smaller batches, or more epochs or rounds"
-            )
+            remedy = "; try another lr, smaller batches, or more epochs or rounds"
+            if doubts := [note for note in run.fact("notes") or () if f": {DOUBT} column" in note]:
+                remedy = f"; {'; '.join(doubts[:3])}"
+            if guess.words.startswith("always"):
+                lines.append(f"{name}{run.kind} {run.written(final)}: {guess.words}")
+            else:
+                lines.append(f"{name}{run.kind} {run.written(final)}: no better than {guess.words}{remedy}")
     return lines
 
 
@@ -180,6 +207,39 @@ def _rounding(settings: Mapping[str, Any]) -> list[str]:
 
 def _bits(count: str) -> str:
     return f"{count} bit{'' if count == '1' else 's'}"
+
+
+def intervals(runs: Sequence[RunFolder]) -> list[str]:
+    """A line for every run with bootstrap intervals of its global model's scores."""
+    lines = []
+    for run in runs:
+        found = (run.result or {}).get("global_model", {}).get("intervals", {})
+        texts = [
+            f"{metric} {run.written(run.score('global', metric).final, metric)} "
+            f"({run.written(low, metric)} to {run.written(high, metric)})"
+            for metric, (low, high) in found.items()
+        ]
+        name = f"{run.label}, " if len(runs) > 1 else ""
+        lines += [f"{name}global, with 95 % bootstrap intervals: {', '.join(texts)}"] if texts else []
+    return lines
+
+
+def best_models(runs: Sequence[RunFolder]) -> list[str]:
+    """A line for every run that kept its best model: its round, how it was chosen, and its score on the test data."""
+    lines = []
+    for run in runs:
+        if not (best := (run.result or {}).get("best_model")):
+            continue
+        rows = (row for row in run.rounds if row["phase"] == "round" and row["round"] == best["round"])
+        tested = next(rows, {}).get("scores", {}).get(best["metric"], {}).get(best["kind"])
+        validated = best["chosen_on"] == "validation"
+        on = "validation data" if validated else "these test data, which is too optimistic"
+        lines.append(
+            f"{f'{run.label}, ' if len(runs) > 1 else ''}best model: round {best['round']}, by {best['kind']} "
+            f"{best['metric']} {run.written(best['value'], best['metric'])} on {on}"
+            + (f"; on test data {run.written(tested, best['metric'])}" if validated else "")
+        )
+    return lines
 
 
 def _turnovers(runs: Sequence[RunFolder]) -> list[str]:

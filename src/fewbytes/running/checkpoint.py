@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class _Unsynced:
 
 
 class Checkpoints:
-    """The checkpoints in a run folder, one for each of its last rounds, `most` of them (None: all):
+    """The checkpoints in a run folder, one for each of its last rounds, `most` of them (None: all), and `spared` ones:
     `checkpoint/round-<t>.state`. The exchanges and the lines of rounds.jsonl so far, which only grow, lie beside them.
 
     If `durable`, each is synced to disk while the run continues. Until then it is called `.unsynced`; at most one is,
@@ -114,6 +115,8 @@ class Checkpoints:
         self._folder, self._durable, self._most = folder / "checkpoint", durable, most
         self.ledger = GrowingFile(self._folder / "ledger")
         self.rows = GrowingFile(self._folder / "rows")
+        self.spared: Callable[[Iterable[int]], set[int]] = lambda kept: set()
+        """Given the last rounds with checkpoints, others whose checkpoints are kept, too."""
         self._safe: dict[int, Named] = {}  # the files that the checkpoint after a round names
         self._unsynced: _Unsynced | None = None
         # these threads only sync and hold no lock of ours, so that forks are safe
@@ -259,7 +262,9 @@ class Checkpoints:
     def _keep(self, t: int, named: Named) -> None:
         """Note that a checkpoint is safe, and remove older ones."""
         self._safe[t] = named
-        for each in sorted(self._safe)[: -self._most if self._most else 0]:
+        older = sorted(self._safe)[: -self._most if self._most else 0]
+        spared = self.spared(sorted(self._safe)[len(older) :])
+        for each in (each for each in older if each not in spared):
             self._file(each, SAFE).unlink()
             del self._safe[each]
 

@@ -50,6 +50,6 @@ def begin_folder(folder: Path, method: Method, rounds: int, seed: int, config: s
 def forget_result(folder: Path) -> None:
     """Remove results of rounds that will be repeated."""
     of_later = [folder / name for name in ("result.json", "ledger.parquet", "report.html", *EVALUATION)]
-    for file in (*of_later, *(folder / "models").glob("*.safetensors")):
+    for file in (*of_later, *(folder / "models").rglob("*.safetensors")):
         file.unlink(missing_ok=True)
     shutil.rmtree(folder / BASELINES, ignore_errors=True)

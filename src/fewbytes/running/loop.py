@@ -126,7 +126,7 @@ class Loop:
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         """Restore everything from the checkpoint."""
-        self._recall_state(checkpoint)
+        self.recall_state(checkpoint)
         self.seconds, self.engine.memory.peak = checkpoint.seconds, checkpoint.peak_memory_bytes
         if self.checkpoints.restore(checkpoint.round):
             forget_result(self.folder)
@@ -136,7 +136,8 @@ class Loop:
         self.kept = len(self.engine.ledger), len(self.rows)
         gallery.forget_after(self.folder, checkpoint.round + checkpoint.finished)
 
-    def _recall_state(self, checkpoint: Checkpoint) -> None:
+    def recall_state(self, checkpoint: Checkpoint) -> None:
+        """Restore the server's state."""
         kind = self.method.state_class("server")
         self.state = None if kind is None else unpack_state(kind, checkpoint.server)
 
@@ -196,7 +197,7 @@ class Loop:
             self.engine.restore(self.origin(None))
             return
         checkpoint = self.checkpoints.read(self.checkpoints.rounds()[-1])
-        self._recall_state(checkpoint)
+        self.recall_state(checkpoint)
         self.engine.restore(self.origin(checkpoint))
 
     def _checkpoint(self, done: Phase) -> None:

@@ -24,6 +24,7 @@ from fewbytes.running.watcher import Watcher, together
 
 ROUNDING: dict[Way, tuple[str, ...]] = {"uplink": ("uplink_bits", "uplink_step"), "downlink": ("downlink_bits",)}
 """By direction, the settings that round values before they are sent, besides `bits`, which rounds both."""
+USUALLY_KEPT = 2  # checkpoints
 LOSSLESS = 32.0  # bits a value of downloads that are not rounded
 Size = Annotated[int, Meta(ge=1), Text("an amount of data", parse_bytes, int, kinds=str | float)]
 
@@ -81,7 +82,8 @@ class Settings(Group):
     )
     stop_when: StopWhen | None = setting(
         None, "End the run at a score (global>=0.9, f1/personalised>=0.8), or after a number of scored rounds without "
-        "improvement (patience=5).", metavar="CONDITION", brief=True,
+        "improvement (patience=5; on validation data, see --validation); the best model is kept.",
+        metavar="CONDITION", brief=True,
     )  # fmt: skip
     aggregate: Rule = setting(
         Rule(), "Aggregation rule: mean, or against malicious clients median, trimmed-mean=FRACTION, krum=NUMBER, "
@@ -140,7 +142,10 @@ class Settings(Group):
     coded: bool = setting(True, "Compress messages losslessly.", key="coding", option="--coding/--no-coding")
     keep_frames: bool = setting(False, "Keep every message as a file, for `fewbytes inspect`.", option="--keep-frames")
     keep_checkpoints: Count = setting(
-        2, "Number of recent rounds whose checkpoints are kept.", resumable=True, brief=True
+        USUALLY_KEPT,
+        "Number of recent rounds whose checkpoints are kept; if more than 2, their models, too, to export.",
+        resumable=True,
+        brief=True,
     )
     save_models: bool = setting(True, "Save the trained models.", option="--models/--no-models")
     out: Path | str | None = None  # the run folder; None: a temporary one that lives as long as the result

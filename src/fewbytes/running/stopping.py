@@ -14,7 +14,7 @@ from fewbytes.base.errors import UserError
 if TYPE_CHECKING:
     from fewbytes.core.metrics import Metric
 
-TARGET = re.compile(r"(?:([^<>=/]+)/)?([^<>=/]+?)\s*(>=|<=)\s*(\S+)")
+TARGET = re.compile(r"(?:([^<>/]+)/)?([^<>=/]+?)\s*(>=|<=)\s*(\S+)")
 PATIENCE = re.compile(r"patience\s*=\s*([1-9][0-9]*)", re.ASCII)
 
 
@@ -23,7 +23,7 @@ class StopWhen:
     """The condition that ends a run: a target score, or a number of scored rounds without improvement (patience).
 
     A target names a kind of score, and possibly a metric (default: the first). Patience uses the first metric's score
-    of the kind that the method's paper reports.
+    of the kind that the method's paper reports, on validation data if some are held out.
     """
 
     patience: int = 0  # scored rounds; 0: there is a target
@@ -83,7 +83,9 @@ class StopWhen:
         """Why the run ends after these lines of rounds.jsonl; empty if it continues. `headline`: the kind of score that
         the method's paper reports."""
         name = self.metric or metrics[0].name
-        scored = [row["scores"][name] for row in rows if row["phase"] == "round" and row["scores"].get(name)]
+        validated = self.patience and any(row.get("validation") for row in rows)
+        scores = [row.get("validation", {}) if validated else row["scores"] for row in rows if row["phase"] == "round"]
+        scored = [of[name] for of in scores if of.get(name)]
         if not self.patience:
             reached = [of[self.kind] for of in scored if self.kind in of]
             holds = any(value >= self.value if self.at_least else value <= self.value for value in reached)
@@ -91,4 +93,5 @@ class StopWhen:
         kind = headline if any(headline in of for of in scored) else next((kind for of in scored for kind in of), "")
         curve = [of[kind] if metrics[0].higher else -of[kind] for of in scored if kind in of]
         since = len(curve) - 1 - curve.index(max(curve)) if curve else 0
-        return f"no better {name}/{kind} in {since} scored rounds" if since >= self.patience else ""
+        on = " on validation data" if validated else ""
+        return f"no better {name}/{kind}{on} in {since} scored rounds" if since >= self.patience else ""

@@ -21,6 +21,7 @@ from fewbytes.core.policy import ABSENT
 from fewbytes.core.task import Task
 from fewbytes.data.clients import FederatedData
 from fewbytes.running.checkpoint import VERSION
+from fewbytes.running.guessing import guesses, rarest_class
 from fewbytes.running.promises.joiners import refusals
 from fewbytes.running.rounding import rounded
 
@@ -63,6 +64,7 @@ def summary(
     score = {"metric": first or None, "kind": kind, **scores.get(kind, nothing), "all": scores}
     before = _last(scored, first, since) if since > 1 else {}
     whole = [row for row in rows if row["phase"] == "round"]
+    details: dict[str, Any] = next((row["details"] for row in reversed(rows) if "details" in row), {})
     exchanges = max(1, sum(row["cohort"] for row in whole))
     totals = ledger.totals()
     broken = list(dict.fromkeys(name for row in rows for name in row.get("not_finite", [])))
@@ -81,9 +83,15 @@ def summary(
         "status": outcome.status,
         "score": score,
         **({"turnover": since, "score_before": before} if since > 1 else {}),
-        "metrics": {name: {"higher": each.higher, "share": each.share} for name, each in metrics.items()},
+        "metrics": {
+            name: {"higher": each.higher, "share": each.share, "percent": each.in_percent}
+            for name, each in metrics.items()
+        },
         **({"further": further} if (further := {name: of for name, of in found.items() if name != first}) else {}),
         "majority_class_accuracy": majority_class_accuracy(counts, task.data) if first == "accuracy" else {},
+        **({"global_model": {"classes": list(task.data.classes), **details}} if details else {}),
+        **({"guessing": guessed} if (guessed := guesses(task.problem.objective, counts, task.data)) else {}),
+        **({"rarest_class": rarest_class(counts, task.data)} if guessed else {}),
         "test_samples": tested_on(counts, task.data),
         **totals,
         **({"not_finite": broken} if broken else {}),

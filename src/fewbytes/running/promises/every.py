@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fewbytes.core.rules import Rule
+from fewbytes.data.schema import DOUBT
 from fewbytes.running.promises.absences import Absences
 from fewbytes.running.promises.aggregate import Aggregate
 from fewbytes.running.promises.alarms import Alarms
+from fewbytes.running.promises.best import BestModel
 from fewbytes.running.promises.budget import Budget
 from fewbytes.running.promises.finite import NotFinite
 from fewbytes.running.promises.headline import Headline
@@ -32,10 +34,14 @@ def promises_of(run: Run, folder: Path) -> list[Promise]:
     if settings.stop_when is not None:
         metrics, headline = problem.objective.metrics, method.promises.headline
         promises.append(Stop(settings.stop_when, metrics, headline, ends=not method.own_rounds))
+    validated = run.task.data.validation is not None
+    if (validated or (settings.stop_when is not None and settings.stop_when.patience)) and problem.objective.metrics:
+        promises.append(BestModel(problem.objective.metrics, method.promises.headline, validated))
     if settings.aggregate != Rule():
         promises.append(Aggregate(settings.aggregate))
     promises.append(Simulated(settings))
-    promises += [NotFinite(problem.objective), Alarms(), Joiners(method, settings.watcher), Absences()]
+    doubts = [note for note in settings.about.get("notes", ()) if f": {DOUBT} column" in note]
+    promises += [NotFinite(problem.objective, doubts), Alarms(), Joiners(method, settings.watcher), Absences()]
     promises.append(Notes(rounding_notes(method, settings), asked(settings)))
     promises.append(Rates(settings))
     if settings.dp is not None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fewbytes.core.objective import Objective
 from fewbytes.running.promises.promise import Phase, Promise, Row
 
 
 class NotFinite(Promise):
-    """Reports measurements and replies that are not finite. `objective`: hints at the cause."""
+    """Reports measurements and replies that are not finite. `objective`: hints at the cause; `doubts`: more likely
+    ones, such as a column in other units."""
 
-    def __init__(self, objective: Objective) -> None:
-        self._objective, self._warned = objective, False
+    def __init__(self, objective: Objective, doubts: Sequence[str] = ()) -> None:
+        self._hint, self._warned = "; ".join(doubts[:3]) or objective.hint, False
 
     def row(self, phase: Phase) -> Row:
         """The names of values that are not finite."""
@@ -27,5 +28,5 @@ class NotFinite(Promise):
         rejected = [left for left in phase.row.get("left_out", []) if left["outcome"] == "rejected"]
         why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
         if not why and (whose := phase.records.not_finite_of()):
-            why = f"{self._objective.hint} ({', '.join(map(phase.called, whose[:3]))} first)"
-        yield f"round {phase.round}: {', '.join(names)} not finite: {why or self._objective.hint}"
+            why = f"{self._hint} ({', '.join(map(phase.called, whose[:3]))} first)"
+        yield f"round {phase.round}: {', '.join(names)} not finite: {why or self._hint}"

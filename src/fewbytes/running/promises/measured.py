@@ -19,6 +19,8 @@ class Measured(Promise):
             "cohort": phase.cohort,
             "scores": phase.scores,
             "loss": means(phase.records.losses),
+            **({"validation": phase.validation} if phase.validation else {}),
+            **({"details": phase.details} if phase.details else {}),
             **({"pooled": phase.pooled} if phase.pooled else {}),
             **({"by_client": phase.by_client} if phase.by_client else {}),
             **({"measured": measured} if measured else {}),

@@ -41,6 +41,8 @@ class Phase:
     scores: ByMetric = field(default_factory=dict)
     pooled: ByMetric = field(default_factory=dict)
     by_client: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # as of `client_scores`
+    validation: ByMetric = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)  # of the last global model's predictions
     seconds: tuple[float, float] = (0.0, 0.0)
     row: Row = field(default_factory=dict)  # its line; empty: it has none
 

@@ -118,7 +118,7 @@ class StatusFile(Promise, Recorder):
             kind = self._headline if self._headline in kinds else next(iter(kinds), "")
             if kind and metric in self._metrics:  # not of a run with other metrics, which is refused next
                 status.metric, status.kind, status.score = metric, kind, kinds[kind]
-                status.share = self._metrics[metric].share
+                status.share = self._metrics[metric].in_percent
 
     def _note_sites(self, away: set[Id]) -> None:
         """Note who is absent; other clients that have joined are present if their nodes are connected."""
