@@ -54,7 +54,7 @@ def evaluation(gains: dict[tuple[str, str], list[float]], share: bool = True, ar
     ]
     return {
         "runs": ["run"],
-        "metrics": {"accuracy": {"higher": True, "share": share}},
+        "metrics": {"accuracy": {"higher": True, "share": share, "percent": True}},
         "level": 0.95,
         "sites": [{"name": name, "samples": 8, "trained": True} for name in NAMES],
         "models": models,

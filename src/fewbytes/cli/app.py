@@ -12,6 +12,7 @@ from fewbytes.cli.federation import federation, node
 from fewbytes.cli.machines import deploy
 from fewbytes.cli.more import doctor, new, reproduce
 from fewbytes.cli.runs import compare, methods, plan, run
+from fewbytes.cli.surveys import survey
 from fewbytes.cli.watching import status
 
 app = typer.Typer(
@@ -22,7 +23,7 @@ app = typer.Typer(
 )
 for each in (
     *(methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor),
-    *(audit, statement, check, status, evaluate),
+    *(audit, statement, check, status, evaluate, survey),
 ):
     app.command()(each)
 app.command("inspect")(inspect_file)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO, cast
 
@@ -58,6 +59,41 @@ def deploy(
 
     Example: `fewbytes deploy fedavg --dataset digits --clients 3 --rounds 2`
     """
+    settings = settings if method is None else {**settings, "method": method}
+    where = Where(hosts, address, listen, federation, node)
+    how = Deploying(out, where, resume, from_round, allow, show, tuple(watch or ()), monitor, as_json)
+    if (folder := deploy_run(settings, how)) is not None:
+        print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
+
+
+@dataclass(frozen=True)
+class Where:
+    """The hosts of a deployment, by the options of `deploy`."""
+
+    hosts: str | None = None
+    address: str | None = None
+    listen: str | None = None
+    federation: Path | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class Deploying:
+    """How a run is deployed, by the options of `deploy`."""
+
+    out: Path
+    where: Where
+    resume: Path | None = None
+    from_round: int | None = None
+    allow: str | None = None
+    show: bool = False
+    watch: tuple[str, ...] = ()
+    monitor: str | None = None
+    as_json: bool = False
+
+
+def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
+    """Deploy a run with these settings, and follow it to its end: its folder; None if commands were only printed."""
     from fewbytes.cli.planned import Question, planned
     from fewbytes.experiments.deploy import KINDS, LOOPBACK, Deployment, Nodes
     from fewbytes.experiments.new_folders import new_folder, unless_refused
@@ -67,39 +103,40 @@ def deploy(
     from fewbytes.running.watcher import together
 
     os.environ.pop("FEWBYTES_MONITOR", None)  # it is this process's, not that of the nodes which it starts
-    settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
+    settings = {**settings, "engine": "flower-deployment"}
+    given, federation, resume, from_round = how.where, how.where.federation, how.resume, how.from_round
     if from_round is not None and resume is None:
         raise UserError("--from-round needs the run to go back in: add --resume RUN")
     place = None if federation is None else str(federation if resume is None else federation.absolute())
-    where = {"hosts": hosts, "address": address, "listen": listen, "node": node, "federation": place}
+    where = {"hosts": given.hosts, "address": given.address, "listen": given.listen, "node": given.node}
     by_hand = sys.stderr.isatty()
     with (
         nullcontext() if by_hand else redirect_stderr(cast(TextIO, DatedLines(sys.stderr))),
-        standard_output_for(as_json),
-        naming(allow, resume),
+        standard_output_for(how.as_json),
+        naming(how.allow, resume),
     ):
-        plan = planned(Question(settings, where, resume, from_round, allow, as_json))
-        where = plan.where
-        federation = None if where["federation"] is None else Path(where["federation"])
-        folder = resume or new_folder(out, plan.name)
+        plan = planned(Question(settings, {**where, "federation": place}, resume, from_round, how.allow, how.as_json))
+        settled = plan.where
+        federation = None if settled["federation"] is None else Path(settled["federation"])
+        folder = resume or new_folder(how.out, plan.name)
         with unless_refused(folder, folder if resume is None else None):
-            watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
-            how = Nodes(
-                plan.nodes, where["address"] or LOOPBACK, where["node"] or KINDS[0], where["listen"], federation
+            watchers = [watcher_of(text, folder.absolute().name) for text in how.watch]
+            reached = Nodes(
+                plan.nodes, settled["address"] or LOOPBACK, settled["node"] or KINDS[0], settled["listen"], federation
             )
-            deployment = Deployment(plan.settled, folder, how, plan.again, from_round, plan.asked)
-            if show:
+            deployment = Deployment(plan.settled, folder, reached, plan.again, from_round, plan.asked)
+            if how.show:
                 deployment.prepare()
             else:
                 with Display(plan.method, folder, plan.resuming, plan.headline) as display:
                     for text in plan.notes:
                         display.note(text)
-                    with serving(monitor, of_run(folder)):
+                    with serving(how.monitor, of_run(folder)):
                         deployment.execute(together([display, *watchers]), display.note)
-    if show:
-        printed.print(deployment.commands(), soft_wrap=True)
-    else:
-        print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
+    if not how.show:
+        return folder
+    printed.print(deployment.commands(), soft_wrap=True)
+    return None
 
 
 def be_nodes(

@@ -1,6 +1,10 @@
 """The list of commands by purpose, and the help page that shows it, without any import."""
 
 COMMANDS = {
+    "Before a run": {
+        "survey": "ask the sites what data they have, without training; find what differs between them",
+        "check": "look at a site's or the server's set-up before a run, each thing in a line",
+    },
     "Run": {
         "run": "run one method; writes a folder with the result, models, ledger and a report",
         "compare": "run several methods on the same clients and recommend one",
@@ -11,7 +15,6 @@ COMMANDS = {
         "deploy": "run one method on Flower's SuperLink and nodes, over TLS",
         "node": "start the node of a client of a deployment, or make a site's key and folder",
         "federation": "make a federation; invite, accept, list and remove its members",
-        "check": "look at a site's or the server's set-up before a run, each thing in a line",
         "status": "print a run's round, sites, bytes and time left, while it runs",
     },
     "After a run": {

@@ -16,7 +16,7 @@ from fewbytes.base.files import check_own
 from fewbytes.base.named import only_allowed
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.core.speeds import FORM, Speeds
-from fewbytes.experiments.display import printed
+from fewbytes.experiments.display import note, printed
 from fewbytes.experiments.groups import GROUPS
 
 if TYPE_CHECKING:
@@ -66,6 +66,13 @@ MethodName = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 CONFIG = option("config", None, Path, typer.Option("-c", "--config", help="TOML file with any of the settings below."))
+SCHEMA = option(
+    "schema", None, Path,
+    typer.Option(
+        help="Tables only: a survey.json, whose pooled means and categories replace those of the server's table.",
+        metavar="FILE", rich_help_panel="Data",
+    ),
+)  # fmt: skip
 METHOD = [
     option(
         "fraction", None, float,
@@ -79,7 +86,7 @@ METHOD = [
         ),
     ),
 ]  # fmt: skip
-SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in options_of(group))]
+SETTINGS = [CONFIG, *METHOD, SCHEMA, *(each for group in GROUPS.values() for each in options_of(group))]
 """The options that `run`, `deploy`, `compare` and `plan` share: an experiment's settings."""
 
 
@@ -97,6 +104,10 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     if "speeds" in given:
         given["speeds"] = speeds_of(given["speeds"])
     given = folded(given)
+    if isinstance(place := given.get("schema"), Path):
+        from fewbytes.experiments.survey_schema import with_survey
+
+        given |= with_survey(settings | given, place, note)
     if "parameters" in given:
         given["parameters"] = settings.get("parameters", {}) | given["parameters"]
     return settings | given

@@ -194,7 +194,7 @@ def _check_growth(marked: Sequence[Mapping[str, Tensor]], known: Expected) -> No
 def _check_data(leaf: Leaf, known: Expected) -> None:
     """Raises MethodError for a field that contradicts the known facts about the client's training samples."""
     samples, classes, name, value = known.samples, known.classes, leaf.path, leaf.value
-    if OF_TRAINING in leaf.marks and samples is not None and value != samples:
+    if OF_TRAINING in leaf.marks and value is not None and samples is not None and value != samples:
         raise MethodError(f"{name} is {value}, but the client has {samples} samples to train on")
     if PRESENT in leaf.marks:
         present = None if classes is None else {c for c, n in enumerate(classes) if n}

@@ -56,6 +56,8 @@ class Promises:
     aggregation applies (`fewbytes.methods.parts.secure`)."""
     hides: bool = False
     """Whether masks hide the values in replies from its server."""
+    describes: bool = False
+    """Whether clients only describe their data, and train nothing: data are read as they are, without a server's."""
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -17,7 +17,7 @@ from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seeded, stream_seed, untouched
 from fewbytes.core.graphs import Recordings
 from fewbytes.core.metrics import Scores, values
-from fewbytes.core.privacy import Diary, PrivateSteps, random_bytes
+from fewbytes.core.privacy import Diary, PrivateSteps, gaussian, random_bytes
 from fewbytes.core.problem import Id, Posed
 from fewbytes.core.recalibration import recalibrate
 from fewbytes.core.records import Records
@@ -236,6 +236,26 @@ class Site:
         if terms.privacy.noise == "seeded":
             return PrivateSteps(terms, samples, random_bytes(str(self.problem.seed).encode(), *names, sent))
         return PrivateSteps(terms, samples, random_bytes(diary.secret(), *names, begin))
+
+    def noisy(self, sums: Tensor, norm: float) -> tuple[Tensor, float]:
+        """(sums over this client's samples with the noise that the run promises to samples, float64; the noise's
+        standard deviation), for sums (n,) that one sample changes by at most `norm`, a Euclidean norm.
+
+        Records its spending, as `fit` does: the same sums get the same noise. Raises MethodError for a run without
+        such a promise, and for more releases than it covers.
+        """
+        terms, diary, samples = self.problem.privacy, self._shared.diary, len(self.train)
+        if terms is None or diary is None:
+            raise MethodError("noise needs a run that promises privacy to samples, and a diary")
+        names = ("client", self.me, self.round, self._what)
+        begin = random_bytes(_digest([sums]), *names, f"{terms} {norm}")(32)
+        if self._fitted or diary.trained(self.me, begin, terms.spent(samples, 1)) > terms.rounds:
+            raise MethodError(f"dp of samples is of {terms.rounds} releases, and this would be more")
+        self._fitted = True
+        seeded = terms.privacy.noise == "seeded"
+        key = str(self.problem.seed).encode() if seeded else diary.secret()
+        deviation = terms.multiplier(samples) * norm
+        return sums.double() + deviation * gaussian(len(sums), random_bytes(key, *names, begin)), deviation
 
     def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """The model's outputs for this client's training samples (n, …), in eval mode, and their labels.

@@ -18,12 +18,14 @@ from fewbytes.base.units import parse_bytes
 
 SECURE = "secure-aggregation"
 HIDING = "secureaggregation"
-"""The name of the method that wraps another to hide its replies in sums; it needs no permission of its own."""
+"""The name of the method that wraps another to hide its replies in sums."""
+PARTS = frozenset({HIDING, "totals"})
+"""The names of methods that are only parts of others, and need no permission of their own."""
 _DP = re.compile(r"dp-samples\s*<=\s*([0-9.]+(?:e[+-]?[0-9]+)?)")
 _HOURS = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?\s*-\s*([0-9]{1,2})(?::([0-5][0-9]))?")
 NODE_KEYS = frozenset(
     {"partition-id", "member", "num-partitions", "folder", "threads", "tell", "max-runs", "privacy-in-all", "max-drift"}
-    | {"client-data", "allow", "key"}
+    | {"client-data", "allow", "key", "min-count", "survey-salt"}
 )
 """The other keys of a node's configuration."""
 
@@ -180,7 +182,7 @@ class History:
 
 def refusal(policy: SitePolicy, request: Request, history: History) -> str | None:
     """Why a site does not carry out a request; None if it does."""
-    if policy.methods and (others := sorted(request.methods - policy.methods - {HIDING})):
+    if policy.methods and (others := sorted(request.methods - policy.methods - PARTS)):
         return f"{others[0]} is not among its methods ({', '.join(sorted(policy.methods))})"
     if request.samples < policy.min_samples:
         return f"it would take part with fewer than {policy.min_samples} training samples (min-samples)"

@@ -49,7 +49,7 @@ def check_no_identifier(table: Table, features: list[str]) -> None:
     if len(table) < LEAST:
         return
     for name in features:
-        if why := _names_rows(table, name):
+        if why := names_rows(table, name):
             shown = shlex.quote(name)
             others = shlex.quote(",".join(features) if len(features) <= 3 else features[0] + ",…")
             own = _called(name) in ("identifiers", "people's numbers") and not table.schema.group
@@ -63,7 +63,7 @@ def check_no_identifier(table: Table, features: list[str]) -> None:
             )
 
 
-def _names_rows(table: Table, name: str) -> str:
+def names_rows(table: Table, name: str) -> str:
     """The reason why a column seems to identify rows, or nothing."""
     kind, called = table.kind(name), _called(name)
     if kind == "texts":

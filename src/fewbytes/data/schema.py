@@ -39,7 +39,7 @@ class Schema(msgspec.Struct, frozen=True):
     if not empty. `missing_marks`: marks of missing values besides empty ones. `limits`: how values like `<0.5` are
     read. `decimal` and `date_order`: the notation of numbers and dates, if values are ambiguous. `encoding`,
     `separator` and `sheet`: of files (empty: detected). `group`: a column that is no feature; none of its values is
-    both in training and in test.
+    both in training and in test. `unknown`: values that are no category are an error, or have no indicator.
     """
 
     target: tuple[str, ...] = ()
@@ -59,6 +59,7 @@ class Schema(msgspec.Struct, frozen=True):
     separator: str = ""
     sheet: str = ""
     group: str = ""
+    unknown: Literal["refuse", "none"] = "refuse"
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -67,7 +68,10 @@ class Schema(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         """The schema as one line of JSON."""
-        return json.dumps(msgspec.to_builtins(self), ensure_ascii=False)
+        fields = msgspec.to_builtins(self)
+        if self.unknown == "refuse":  # part of runs' fingerprints: earlier ones can be resumed
+            del fields["unknown"]
+        return json.dumps(fields, ensure_ascii=False)
 
     @property
     def features(self) -> tuple[str, ...]:

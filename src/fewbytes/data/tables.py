@@ -115,6 +115,19 @@ def _asked(target: str | Sequence[str], how: Reading) -> Schema:
         raise UserError(f"the table's options: {error}") from None
 
 
+def empty_table(schema: Schema, classes: Sequence[str]) -> Dataset:
+    """A table without rows, for a server without one. `classes`: the names of the classes, if these are learnt."""
+    x, y = torch.zeros(0, len(schema.features)), torch.zeros(0, dtype=torch.int64)
+    learnt = None
+    if schema.learns in ("labels", "numbers"):
+        alone = schema.learns == "numbers" and len(schema.target) == 1
+        values = torch.zeros(0) if alone else torch.zeros(0, len(schema.target))
+        learnt = Targets(schema.learns, values)
+    nothing = Split(x, y, learnt=learnt)
+    names = tuple(classes) if schema.learns == "classes" else schema.target
+    return Dataset("no table", nothing, nothing, names, groups_of(schema), schema)
+
+
 def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema, only_test: bool = False) -> Dataset:
     tables = [each for each in (train, test) if each is not None]
     for each in tables:
@@ -133,7 +146,7 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
             each.kind(column)  # all text columns of a file determine its decimal separator
     classes = schema.target
     if schema.learns == "classes":
-        classes = tuple(_in_order(text for each in tables for text in each.categories(schema.target[0])[1]))
+        classes = tuple(in_order(text for each in tables for text in each.categories(schema.target[0])[1]))
     kept, counts = zip(*(_kept(each, schema) for each in tables), strict=True)
     for each, rows in zip(tables, kept, strict=True):
         if not rows.any():
@@ -164,7 +177,7 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
         mine, own = splits[0].take([]), splits[0]
     else:
         mine, own = (splits[0].take(half.rows) for half in halves if half.rows is not None)
-    return Dataset(name, mine, own, classes, _groups(schema), schema, tuple(notes))
+    return Dataset(name, mine, own, classes, groups_of(schema), schema, tuple(notes))
 
 
 def _grouped(table: Table, schema: Schema, rows: NDArray[np.bool_]) -> list[str]:
@@ -261,14 +274,14 @@ def _learns(table: Table, target: Sequence[str]) -> str:
         if text:
             _categories(table, target[0], "name another (--target), or group them into classes")
             return "classes"
-        return "classes" if _few(table, target[0]) else "numbers"
+        return "classes" if few(table, target[0]) else "numbers"
     if text:
         raise table.refused(text[0], "is text", "of several columns learnt at once all are numbers")
     marks = all(np.isin(values[~np.isnan(values)], (0, 1)).all() for values in map(table.numbers, target))
     return "labels" if marks else "numbers"
 
 
-def _few(table: Table, name: str) -> bool:
+def few(table: Table, name: str) -> bool:
     """Whether numbers are whole, and have so few values that they are classes."""
     values = table.numbers(name)
     different = np.unique(values[~np.isnan(values)])
@@ -286,7 +299,7 @@ def _categories(table: Table, name: str, remedy: str) -> tuple[str, ...]:
         raise table.refused(
             name, what, remedy, "has too many different texts for categories: leave it out (--leave-out), or group them"
         )
-    return tuple(_in_order(texts))
+    return tuple(in_order(texts))
 
 
 def _check_no_numbers(table: Table, name: str) -> None:
@@ -330,7 +343,7 @@ def _doubts(table: Table, schema: Schema) -> list[str]:
     return found
 
 
-def _groups(schema: Schema) -> tuple[str, ...] | None:
+def groups_of(schema: Schema) -> tuple[str, ...] | None:
     """The labels by which samples are split, if they are not the classes: a sample's first label; or a number's tenth
     in the first table's rows."""
     if schema.learns == "classes":
@@ -443,7 +456,7 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
         codes, texts = table.categories(name)
         number = {text: place + i for i, text in enumerate(known)}
         moved = np.array([*(number.get(text, -2) for text in texts), -1], dtype=np.int64)[codes]
-        if (moved == -2).any():
+        if (moved == -2).any() and schema.unknown == "refuse":
             lacks = f"is a category that the server's table lacks (it has {listed(known)})"
             remedy = "correct it, or add a row with it to the server's table"
             public = f"a value that is no category of the server's table: {remedy}"
@@ -485,6 +498,6 @@ def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], dict[str, in
     return kept, counts
 
 
-def _in_order(values: Iterable[str]) -> list[str]:
+def in_order(values: Iterable[str]) -> list[str]:
     """The distinct texts in order: numbers by size, then other texts."""
     return sorted(set(values), key=lambda text: (0, float(text), text) if is_number(text) else (1, 0.0, text))

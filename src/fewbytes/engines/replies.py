@@ -43,7 +43,8 @@ class Replies:
         self.on_reply: Callable[[Id], None] = lambda client: None
         """Called with each client whose reply was accepted (for a progress display)."""
         self._problem, self._policy, self._uplink = terms.task.problem, terms.policy, terms.uplink
-        self._hidden = terms.method.promises.hides
+        promises = terms.method.promises
+        self._hidden, self._any_norm = promises.hides, promises.describes  # figures of data may have any scale
         self._roster, self._outbox = roster, outbox
         self._frames = terms.folder / "frames" if terms.keep_frames else None
         self._bounded: dict[Any, tuple[float, int]] = {}
@@ -119,7 +120,8 @@ class Replies:
         if key not in self._bounded:
             first = self._problem.first_state(client)
             size = sum(value.nbytes for value in first.values())
-            self._bounded[key] = self._policy.max_norm * max(1.0, norm(first.values())), 16 * size + MARGIN
+            most = math.inf if self._any_norm else self._policy.max_norm * max(1.0, norm(first.values()))
+            self._bounded[key] = most, 16 * size + MARGIN
         return self._bounded[key]
 
     def _enter(self, handler: Handler, flight: Flight, request: Request, up: Counted) -> None:

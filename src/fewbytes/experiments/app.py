@@ -27,14 +27,16 @@ from fewbytes.base.named import only_allowed
 from fewbytes.base.processes import this_process
 from fewbytes.base.units import moved
 from fewbytes.core.policy import Policy
+from fewbytes.core.site_policy import SitePolicy
 from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
+from fewbytes.experiments.pages import write_page
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.surveying import terms_of_node
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.flower.application import EVENTS, VACANT
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
 from fewbytes.methods import short_name
-from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
 from fewbytes.running.settings import ROUNDING, Settings
 from fewbytes.running.watcher import EVENT_NAMES, Passing
@@ -87,13 +89,15 @@ def serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) 
         allowed.append(settings["client_data"])
     config = {k: v for k, v in run_config.items() if k not in ("resume", "from_round", "out")}
     run = json.dumps(config, sort_keys=True)
-    key = json.dumps([run, me, allowed])
+    terms = terms_of_node(node_config, SitePolicy.read(node_config, others=True).secure)
+    key = json.dumps([run, me, allowed, str(terms)])
     if key not in _served:
         for old in [old for old in _served if json.loads(old)[0] != run]:  # a long-lived node keeps one run at a time
             del _served[old]
         with only_allowed(*allowed, anywhere=False):
             experiment = make_experiment(settings)
-            method, found = experiment.build_method(), find(experiment, None if me is None else (int(me),))
+            method, here = experiment.build_method(), None if me is None else (int(me),)
+            found = find(experiment, here, lambda client: terms)
             task = method.adapted(found.task)
             _served[key] = Served(key, method, task, tuple(allowed), json.dumps(settings, sort_keys=True))
         if me is not None:
@@ -127,8 +131,9 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         events.write("began", pid=pid, started=started)
         try:
             found = _with_names(find(make_experiment(settings), here=()), names)
-            serve(found.run(folder, resume, events, from_round), names.split(",") if names else ())
-            page = write_report(read_runs([folder]), folder / "report.html")
+            sites = names.split(",") if names else []
+            serve(found.run(folder, resume, events, from_round), sites)
+            page = write_page(found.experiment, folder, [name.removeprefix(VACANT) for name in sites])
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 events.write("interrupted")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -164,7 +165,7 @@ class Deployment:
     ) -> None:
         self.remote, self._settled = nodes.remote, settled
         self.out, self.nodes, self._how = folder.absolute(), nodes.places, nodes
-        self.resume, self.from_round, self._asked = resume, from_round, asked
+        self.resume, self.from_round, self._asked, self._salt = resume, from_round, asked, secrets.token_hex(16)
         self.folder, self._again = self.out / "deployment", dict[str, tuple[int, float]]()
         own = None if nodes.federation is None else nodes.federation / CERTIFICATES
         self.processes = Processes(self.folder, nodes.bind, False, nodes.kind == "resident", self.remote, own)
@@ -367,7 +368,9 @@ class Deployment:
     def _node_config(self, client: int) -> dict[str, str | int]:
         config: dict[str, str | int] = {"partition-id": client, "folder": str(self.out.parent)}
         config |= {
-            "tell": "labels",
+            "tell": "figures",
+            "min-count": 1,
+            "survey-salt": self._salt,
             "max-runs": 1_000_000,
             "privacy-in-all": "any",
         }  # no limits: the server is on the same machine

@@ -33,7 +33,8 @@ def would_leave(config: Path, node: Mapping[str, Any]) -> Iterator[str]:
         raise UserError("a dry run needs the number of the client whose data are here: set partition-id")
     served = serve_client(make_experiment(read_experiment(config)).run_config(), node)
     names = frozenset(map(registered, served.method.runs()))
-    method = served.method.runs()[-1] if HIDING in names else served.method
+    hides = registered(served.method) == HIDING  # all of the method's replies; a survey hides only its sums
+    method = served.method.runs()[-1] if hides else served.method
     kinds = {each.reply.__name__: each.reply for each in method.handlers() if each.reply is not None}
     others = Excluded(i for i in served.task.problem.clients if i != int(me))
     terms = served.task.problem.privacy
@@ -62,5 +63,5 @@ def would_leave(config: Path, node: Mapping[str, Any]) -> Iterator[str]:
             yield "  the site's policy allows it" if why is None else f"  the site declines: {why}"
         if not frames:
             yield "nothing would leave in the first round"
-    if HIDING in names:
+    if hides:
         yield "under secure aggregation, the server would see only the sum of this and others' replies"

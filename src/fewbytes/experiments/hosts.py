@@ -37,7 +37,9 @@ exec {command}
 """
 OF_CONFIGURATION = """With a local partition:
 # tell: what the server learns of the data before the run: sizes, labels (samples per class), or
-# nothing. client-data: place of the data (a folder, a table, or package.module:function; default:
+# nothing; figures: in a survey, figures of every column, too. min-count: none of these is of fewer
+# samples (default: 10). survey-salt: a secret common to the sites, to find near-duplicates.
+# client-data: place of the data (a folder, a table, or package.module:function; default:
 # as in the run). allow: comma-separated list of what the server may make this node use besides
 # the datasets under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other
 # code here. privacy-in-all (epsilon=8,delta=1e-5): privacy budget of all runs together (default:

@@ -38,6 +38,7 @@ from fewbytes.data.schema import USUAL_MARKS
 from fewbytes.data.settings import USED_BY
 from fewbytes.data.split import ungrouped
 from fewbytes.data.table_files import table_suffix
+from fewbytes.data.tables import empty_table
 from fewbytes.experiments.groups import DECLARED, DataSettings, ModelSettings
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.normalisation import Normalisation
@@ -116,14 +117,14 @@ def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> L
         )
     if str(how.public or "").isdecimal():
         raise UserError("partition local holds out no samples: give a dataset of the server's as public")
-    like = reader.client(_place(how, here[0], count, True), here[0], how) if here else reader.server()
+    like = reader.client(place_of_client(how, here[0], count, True), here[0], how) if here else reader.server()
     names = list(like.classes) if how.class_names is None else how.class_names
     kept = _with_schema(how, like)  # the clients' tables have the same
     if like.learns != "tokens":  # their names come from the tokenizer
         kept = dataclasses.replace(kept, class_names=names)
     mine = {here[0]: like} if here else {}
     for client in range(count) if here is None else here[1:]:
-        mine[client] = reader.client(_place(how, client, count, here is not None), client, kept)
+        mine[client] = reader.client(place_of_client(how, client, count, here is not None), client, kept)
     test = like.test.take([]) if here else like.numbered(names).test
     federated = federate_local([mine.get(i) for i in range(count)], test, names, like.groups)
     if how.public is not None and not here:
@@ -157,10 +158,12 @@ class Reader:
         with of_data():
             if is_function(place):
                 return self.part(own_data(place, client, settings.class_names))
-            return _in_one_group(self.part(self.dataset(place, schema=_schema(settings))))
+            return _in_one_group(self.part(self.dataset(place, schema=schema_of_settings(settings))))
 
     def server(self) -> Dataset:
-        """The server's own dataset, of which only the test samples are used."""
+        """The server's own dataset, of which only the test samples are used; empty if a survey took its place."""
+        if self.settings.schema is not None and self.settings.dataset == DECLARED["dataset"].default:
+            return empty_table(schema_of_settings(self.settings), self.settings.class_names or ())
         try:
             return _in_one_group(self.part(self.dataset(self.settings.dataset, only_test=True)))
         except UserError as error:
@@ -176,7 +179,7 @@ class Reader:
 
     def dataset(self, name: str, only_test: bool = False, schema: Schema | None = None) -> Dataset:
         """The dataset of that name, with boxes converted to masks if requested."""
-        how, schema = self.settings, schema or _schema(self.settings)
+        how, schema = self.settings, schema or schema_of_settings(self.settings)
         if how.text is not None or (name != "digits" and not is_function(name) and holds_text(name)):
             if len(how.target or ()) > 1:
                 raise UserError("a text has one class: give one column as target")
@@ -207,7 +210,7 @@ class Reader:
         return self._tokenizer
 
 
-def _schema(how: DataSettings) -> Schema:
+def schema_of_settings(how: DataSettings) -> Schema:
     """The meaning of tables' columns, as far as it is known yet."""
     if how.schema is None:
         separator = {"tab": "\t", "\\t": "\t"}.get(how.separator or "", how.separator or "")
@@ -270,7 +273,7 @@ def site_names(places: Sequence[Path]) -> tuple[str, ...]:
     return short if len(set(short)) == len(short) else tuple(place.name for place in places)
 
 
-def _place(how: DataSettings, client: Id, count: int, alone: bool) -> str:
+def place_of_client(how: DataSettings, client: Id, count: int, alone: bool) -> str:
     """The place of a client's own dataset; `alone`: other clients' are on other machines."""
     place = how.client_data
     if place is None and alone:

@@ -10,13 +10,13 @@ from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.evaluate import evaluate_here
+from fewbytes.experiments.pages import write_page
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.methods import method_class
 from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, not_generated
-from fewbytes.report import read_runs, write_report
 from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher, together
 
@@ -32,7 +32,8 @@ class PreparedRun:
         self.found = find(experiment, here) if task is None else Found(experiment, task)
         self.experiment, self.task = self.found.experiment, self.found.task
         self.method = self.experiment.build_method()
-        picked = ", ".join(_picked(settings, self.experiment))
+        chosen = () if self.method.promises.describes else _picked(settings, self.experiment)
+        picked = ", ".join(chosen)
         text = f"{self.method.method_name} uses {picked} by default; change it with --model or --set"
         self._picked = [text] if picked else []
 
@@ -76,7 +77,7 @@ class PreparedRun:
             if page and e.partition.partition == "local":
                 evaluate_here(folder, self.found, display.note)
         if page:
-            write_report(read_runs([folder]), folder / "report.html")
+            write_page(e, folder)
         return result.summary
 
 

@@ -15,9 +15,11 @@ from fewbytes.core.objectives import objective_for
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.data import AUGMENTATIONS, FederatedData, hold_out, with_transforms
+from fewbytes.data.surveyed import SiteTerms
 from fewbytes.experiments.groups import DECLARED, LearningSettings, ModelSettings
 from fewbytes.experiments.loading import TOKENIZER, Loaded, load
 from fewbytes.experiments.settings import Experiment
+from fewbytes.experiments.surveying import TermsOf, survey_task
 from fewbytes.models.adapters import Adapters
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import convolutional
@@ -79,13 +81,15 @@ def _pools(task: Task, known: int) -> dict[str, list[int]]:
     }
 
 
-def find(experiment: Experiment, here: Sequence[Id] | None = None) -> Found:
+def find(experiment: Experiment, here: Sequence[Id] | None = None, terms: TermsOf | None = None) -> Found:
     """Load the data and make the task. Raises UserError.
 
     `here`: with a local partition, the clients whose data are on this machine: none on a server, one on a node; None:
-    all, and the server's.
+    all, and the server's. `terms`: of a survey, what each site tells (default: all figures).
     """
     check_device(experiment.model.device)
+    if experiment.build_method().promises.describes:
+        return Found(experiment, survey_task(experiment, here, terms or (lambda client: SiteTerms())))
     loaded = load(experiment.data, experiment.partition, experiment.model, here)
     agreed = loaded.agreed
     federated = loaded.federated
@@ -172,10 +176,12 @@ def _task(
     objective: Mapping[str, Objective],
 ) -> Task:
     """The task, after checking that its models can be built. Raises UserError."""
+    splits = [data.test, *(client.train for client in data.clients)]
     task = Task.on(
         data,
         build,
         **objective,
+        **({} if any(map(len, splits)) else {"sample": data.test.blank()}),  # a server without a table of its own
         agreed=agreed,
         seed=model.seed,
         precision=model.precision,

@@ -32,8 +32,9 @@ from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire.frame import FORMAT, Parsed, digest_of
 from fewbytes.wire.schema import leaves_of
 
-TELL = ("sizes", "labels", "nothing")
-"""What a node may report of its client's data before the run; a method's replies may reveal more."""
+TELL = ("sizes", "labels", "nothing", "figures")
+"""What a node may report of its client's data before the run, or in a survey; a method's replies may reveal more.
+Before a run, figures are numbers by label."""
 DATA = ":data"
 """The handler that asks a node for its client's sample counts."""
 CLIENTS = "checkpoint/clients"  # in a run folder
@@ -169,9 +170,9 @@ class Node:
                 spent = self._allowance.spending(sum(train))
             except FewbytesError as error:
                 return Done(number, error=str(error))
-        allowed = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}
+        allowed = {"sizes": (sum(train), sum(test)), "nothing": (None, None)}
         first = self.runner.firsts.of(client).digest
-        return Done(number, sample_counts=allowed[tell], spent=spent, first=first)
+        return Done(number, sample_counts=allowed.get(tell, (train, test)), spent=spent, first=first)
 
     def save_model(self, order: Order, about: dict[str, Any]) -> Done:
         """Keep the own model of the client of the order's job, if it has one."""

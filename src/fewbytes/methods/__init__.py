@@ -27,6 +27,8 @@ from fewbytes.core.method import Method
 
 FILES = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
 """The names of built-in methods."""
+WITHOUT_TRAINING = ("survey",)
+"""The names of exchanges that train nothing: they have commands of their own, and no list of methods has them."""
 
 
 class _Methods(Mapping[str, type[Method]]):
@@ -65,6 +67,8 @@ def method_class(name: str) -> type[Method]:
     module, colon, _ = name.partition(":")
     if colon:
         return _checked(name, _loaded(name, module, lambda: imported(name)))
+    if name in WITHOUT_TRAINING:
+        return _checked(name, _in_file(importlib.import_module(f"{__name__}.{name}.{name}"), name))
     if name not in METHODS:
         raise UserError(
             f"unknown method {name!r}{suggestion(name, METHODS)}; `fewbytes methods` lists them; name your own as "

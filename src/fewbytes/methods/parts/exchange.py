@@ -15,7 +15,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import Samples
+from fewbytes.base.ranges import MOST_SAMPLES, OF_TRAINING
 from fewbytes.core.problem import Id
 from fewbytes.methods.parts.masks import KEY, degree, ring
 from fewbytes.wire import pack, payload
@@ -48,11 +48,11 @@ class ByClient:
 
 @payload
 class Keys:
-    """Client to server: its public keys for this exchange, and its number of training samples."""
+    """Client to server: its public keys for this exchange, and its number of training samples if they are weights."""
 
     sealing: Key  # to encrypt shares for this client
     masking: Key  # to agree on masks
-    samples: Samples
+    samples: Annotated[Annotated[int, Meta(ge=1, le=MOST_SAMPLES)] | None, OF_TRAINING]  # None: replies are unweighted
     heard: Annotated[bytes, Meta(max_length=KEY)] = b""  # digest of the last message without a reply (empty: none)
 
 

@@ -68,7 +68,7 @@ from fewbytes.methods.parts.masks import (
     shares_of,
     threshold,
 )
-from fewbytes.methods.parts.summable import remade, split, tensors_of, types_of, weight_of
+from fewbytes.methods.parts.summable import remade, samples_field, split, tensors_of, types_of, weight_of
 from fewbytes.methods.parts.summing import SummingNetwork
 from fewbytes.methods.parts.wrapper import Wrapper, packed, unpacked
 
@@ -209,7 +209,9 @@ class SecureAggregation(Wrapper):
     def advertise_keys(self, state: Hidden, message: None, site: Site) -> Keys:
         """Draw this exchange's secrets; those of an unfinished exchange are discarded."""
         mine = state.secrets = Secrets(new_key(), new_key(), os.urandom(32))
-        return Keys(public_key(mine.sealing), public_key(mine.masking), len(site.train), state.heard)
+        weighed = any(samples_field(each.reply) for each in self.inner.handlers())
+        samples = len(site.train) if weighed else None
+        return Keys(public_key(mine.sealing), public_key(mine.masking), samples, state.heard)
 
     def deal_shares(self, state: Hidden, message: Neighbours, site: Site) -> Dealt:
         """Share the secrets among the neighbours, which the cohort determines."""

@@ -122,7 +122,8 @@ class SummingNetwork(Network):
         needed = {i: threshold(len(these)) for i, these in asked.items()}
         others = continuing({i: [j for j in asked[i] if j in dealt] for i in dealt}, needed)
         enough(len(others), len(cohort))
-        exchange = Exchange(keys, digests, others, needed, {i: keys[i].samples if weighed else 1 for i in others})
+        weights = {i: (keys[i].samples or 1) if weighed else 1 for i in others}
+        exchange = Exchange(keys, digests, others, needed, weights)
         shares = {i: ByClient.of({j: dealt[j][i] for j in these}) for i, these in others.items()}
         going = numbers(others)
         received = {i: Received(going, each, exchange.weight) for i, each in shares.items()}

@@ -1,0 +1,103 @@
+"""The command that asks what the sites have, before any training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fewbytes.base.errors import UserError
+from fewbytes.cli.machines import Deploying, Where, deploy_run
+from fewbytes.cli.options import option, options_of, with_options
+from fewbytes.cli.shared import CONFIG, Allow, AsJson, Monitor, Out, settings_of, standard_output_for
+from fewbytes.core.policy import Policy
+from fewbytes.data.settings import Partition
+from fewbytes.experiments.display import printed
+from fewbytes.experiments.groups import DataSettings
+
+OPTIONS = [
+    CONFIG,
+    *(each for group in (DataSettings, Partition, Policy) for each in options_of(group)),
+    option("seed", 0, int, typer.Option(help="Random seed of the partition.")),
+    option(
+        "dp", None, str,
+        typer.Option(help="Noise at each site, for its samples' privacy: epsilon=1,delta=1e-5.", metavar="TEXT"),
+    ),
+    option("workers", None, int, typer.Option(help="Number of worker processes (default: one per core).")),
+]  # fmt: skip
+NOT_READ = frozenset({"method", "parameters", "fraction", "rounds"})
+"""Keys of a config file that say how a run trains."""
+
+
+@with_options("settings", OPTIONS, settings_of)
+def survey(
+    settings: dict[str, Any],
+    out: Out = Path("runs"),
+    min_count: Annotated[int, typer.Option(help="Show no figure of fewer samples.", min=1)] = 10,
+    duplicates: Annotated[
+        bool, typer.Option("--duplicates", help="Look for near-duplicates between sites, by salted digests.")
+    ] = False,
+    tell: Annotated[
+        str, typer.Option(help="In one process: what each site tells, or all: figures, labels, sizes, nothing.")
+    ] = "figures",
+    hosts: Annotated[
+        str | None, typer.Option(help="Names of the sites' hosts, comma-separated.", metavar="LIST")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="host:port where the sites reach this machine.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port where the server listens, if not everywhere at the address's port.")
+    ] = None,
+    federation: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of a federation, whose members are the sites.")
+    ] = None,
+    allow: Allow = None,
+    show: Annotated[bool, typer.Option("--print", help="Write the files and print the commands only.")] = False,
+    monitor: Monitor = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the sites what data they have, without training; writes survey.json and survey.html.
+
+    Each site describes its data as far as its `tell` allows: counts, classes, missing values, means, histograms,
+    quantiles. The page shows the sites side by side, and what differs: units, classes, categories, drift.
+
+    Example: `fewbytes survey --dataset digits --clients 5 --alpha 0.3`
+    """
+    from fewbytes.experiments.survey import survey_here
+
+    settings = {key: value for key, value in settings.items() if key not in NOT_READ}
+    if "dp" in settings:
+        settings["dp"] = f"of=samples,clip=1,{settings['dp']}"
+    settings |= {"method": "survey", "parameters": {"min_count": min_count, "duplicates": duplicates}}
+    if hosts is not None or federation is not None:
+        if tell != "figures":
+            raise UserError("--tell is for sites in one process: real sites say it in their node.toml (tell)")
+        settings["partition"] = settings.get("partition", "local")
+        folder = deploy_run(
+            settings,
+            Deploying(
+                out, Where(hosts, address, listen, federation), allow=allow, show=show, monitor=monitor, as_json=as_json
+            ),
+        )
+    elif address is not None or listen is not None or show:
+        raise UserError("--address, --listen and --print are for sites on other hosts: add --hosts or --federation")
+    else:
+        with standard_output_for(as_json):
+            folder = survey_here(settings, out, [each.strip() for each in tell.split(",")])
+    if folder is not None:
+        _print(folder, as_json)
+
+
+def _print(folder: Path, as_json: bool) -> None:
+    """Print survey.json as it is, or what the survey found, and the path of its page."""
+    from fewbytes.report.survey_file import NAME, SurveyFile
+    from fewbytes.report.survey_page import PAGE, facts_of, notes_of
+
+    if as_json:
+        print((folder / NAME).read_text("utf-8"))
+        return
+    whole = SurveyFile.read(folder / NAME)
+    printed.print(", ".join(facts_of(whole)), soft_wrap=True, markup=False)
+    for text in (*(each.text for each in whole.findings), *notes_of(whole)):
+        printed.print(text, soft_wrap=True, markup=False)
+    printed.print(f"survey: {folder / PAGE}", soft_wrap=True, markup=False)

@@ -1,0 +1,1 @@
+"""A survey: one exchange, without training, about what the sites have."""

@@ -1,0 +1,220 @@
+"""Survey: the sites of a consortium describe their data to each other, as far as each allows, and nothing is trained.
+
+Each site replies once. If its `tell` is `figures`, it sends for every column of a table the number of missing values,
+mean, deviation and cells of values, or the number of samples in each category; for pictures their sizes, depth and
+brightness, for texts their lengths. If it is `labels`, it sends this only for what is learnt; if it is `sizes`, only
+its number of samples; if it is `nothing`, nothing. No figure is of fewer than `min_count` samples. Three or more sites
+that tell equally little also add to a sum that hides them (`fewbytes.methods.survey.sums`).
+
+Bytes per client, before lossless coding: about 16 C + 40 up for each column, for at most C = 64 cells; with duplicates,
+8 more for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from blake3 import blake3
+
+from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.ranges import MOST_SAMPLES, Count
+from fewbytes.core.method import Asked, Method
+from fewbytes.core.network import Network
+from fewbytes.core.privacy import SamplePrivacy
+from fewbytes.core.problem import Id, Problem
+from fewbytes.core.promise import Privacy
+from fewbytes.core.promises import Promises
+from fewbytes.core.site import Site
+from fewbytes.data.surveyed import Figures
+from fewbytes.methods.parts.exchange import LEAST
+from fewbytes.methods.parts.summing import SummingNetwork
+from fewbytes.methods.survey.figures import CELLS, MOST_NAMED, ColumnFigures, describe, pooled_columns
+from fewbytes.methods.survey.noisy import noisy_figures
+from fewbytes.methods.survey.sums import TOTALS, Plan, added_up, described_at, plan_of, read_sums
+from fewbytes.wire import payload
+
+DIGEST = 8
+"""Bytes of a sample's salted digest."""
+HIDDEN = ("nothing", "sizes", "labels")
+"""What sites tell that add to hidden sums, one for each of these."""
+
+
+@payload
+class ToldColumn:
+    """A column that a site describes: fields of `ColumnFigures`, and the number of edges of its cells."""
+
+    name: str
+    kind: str
+    rows: int
+    missing: int | None
+    mean: float | None
+    deviation: float | None
+    edges: int
+    cells: int
+    categories: dict[str, int]
+    other: int | None
+    why: str
+
+
+@payload
+class Told:
+    """What a site reports: its number of samples (None: not reported), the names of the columns to learn, all columns,
+    and the edges and counts of their cells, column after column. `near`: digests of its samples, ascending, without
+    repeats; empty if it takes no part in that."""
+
+    tells: str
+    samples: int | None
+    target: list[str]
+    columns: list[ToldColumn]
+    edges: torch.Tensor  # float64
+    counts: torch.Tensor  # int64
+    near: bytes
+
+    @classmethod
+    def of(
+        cls,
+        tells: str,
+        samples: int | None,
+        target: Sequence[str],
+        columns: Mapping[str, ColumnFigures],
+        near: bytes = b"",
+    ) -> Told:
+        """From figures by column."""
+        told = [
+            ToldColumn(
+                name, f.kind, f.rows, f.missing, f.mean, f.deviation, len(f.edges), len(f.counts), f.categories,
+                f.other, f.why,
+            )
+            for name, f in columns.items()
+        ]  # fmt: skip
+        edges = [edge for f in columns.values() for edge in f.edges]
+        counts = [count for f in columns.values() for count in f.counts]
+        return cls(
+            tells, samples, list(target), told, torch.tensor(edges, dtype=torch.float64),
+            torch.tensor(counts, dtype=torch.int64), near,
+        )  # fmt: skip
+
+    def figures(self) -> dict[str, ColumnFigures]:
+        """The figures by column."""
+        found, at, to = {}, 0, 0
+        for c in self.columns:
+            edges = self.edges[at : at + c.edges].tolist()
+            counts = self.counts[to : to + c.cells].tolist()
+            at, to = at + c.edges, to + c.cells
+            found[c.name] = ColumnFigures(
+                c.kind, c.rows, c.missing, c.mean, c.deviation, edges, counts, dict(c.categories), c.other, c.why
+            )
+        return found
+
+
+def check_told(client: Id, told: Told) -> None:
+    """Raises MethodError for a reply that does not add up."""
+    edges, cells = (sum(getattr(c, name) for c in told.columns) for name in ("edges", "cells"))
+    sound = len(told.edges) == edges and len(told.counts) == cells and len(told.near) % DIGEST == 0
+    for c in told.columns:
+        sound &= 0 <= c.edges < CELLS and c.cells in (0, c.edges + 1) and len(c.categories) <= MOST_NAMED
+        sound &= c.rows >= 0 and 0 <= (c.missing or 0) <= c.rows and (c.deviation or 0) >= 0
+        sound &= (c.mean is None) == (c.deviation is None) and (c.cells == 0) == (c.mean is None)
+    if not sound or bool((told.counts < 0).any()):
+        raise MethodError("its description of its data does not add up")
+
+
+@dataclass
+class Gathered:
+    """The server's state: what each site reported; and by what sites tell, the plan and the sum of their vectors."""
+
+    told: dict[int, Told] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
+    sums: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+    def hidden(self, least: int) -> dict[str, tuple[int, dict[str, ColumnFigures]]]:
+        """By what sites tell, (number of samples, figures by column) of these sites together."""
+        return {tells: read_sums(self.plans[tells], sums, least) for tells, sums in self.sums.items()}
+
+
+@dataclass(frozen=True)
+class Survey(Method):
+    """Settings of a survey."""
+
+    min_count: Count = 10  # figures of fewer samples are not shown
+    duplicates: bool = False  # look for near-duplicates between sites that have a common salt
+
+    promises = Promises(sends="a description of its data", describes=True, protects={"samples"})
+
+    def runs(self) -> tuple[Method, ...]:
+        return (self, *TOTALS.runs())
+
+    def handle(self, handler: str, state: Any, message: Any, site: Site) -> Any:
+        if handler == self.introduce.__name__:
+            return self.introduce(state, message, site)
+        return TOTALS.handle(handler, state, message, site)
+
+    def state_class(self, half: Literal["server", "client"]) -> type[Any] | None:
+        return super().state_class(half) if half == "server" else TOTALS.state_class(half)
+
+    def promising(self, task: Asked, dp: Privacy | str | None, rounds: int) -> Asked:
+        """The task with one noisy release of each client's samples. Raises UserError for privacy of clients."""
+        privacy = Privacy.read(dp) if isinstance(dp, str) else dp
+        if privacy is None:
+            return task
+        privacy.check(self.method_name, self.promises.protects)
+        if self.duplicates:
+            raise UserError("digests of samples cannot be told with noise: leave out --duplicates, or --dp")
+        terms = SamplePrivacy(privacy, 1, 1, MOST_SAMPLES, steps=1)
+        agreed = {**task.problem.agreed, "dp": f"{privacy}, once"}
+        return replace(task, problem=replace(task.problem, privacy=terms, agreed=agreed))  # type: ignore[type-var]
+
+    def planned_rounds(self, asked: int) -> int:
+        return 1
+
+    def goes_back(self, handler: str) -> bool:
+        return handler == self.introduce.__name__ or TOTALS.goes_back(handler)
+
+    def server(self, problem: Problem) -> Gathered:
+        return Gathered()
+
+    def client(self, site: Site) -> Any:
+        return TOTALS.client(site)
+
+    def round(self, state: Gathered, net: Network, t: int) -> None:
+        state.told = dict(net.call(self.introduce, to=net.clients, check=check_told))
+        known = pooled_columns([told.figures() for told in state.told.values() if told.tells == "figures"])
+        for tells in HIDDEN:
+            sites = [i for i, told in state.told.items() if told.tells == tells]
+            plan = plan_of(tells, known)
+            if len(sites) < LEAST or not plan.columns or net.problem.privacy is not None:
+                continue
+            hidden = SummingNetwork(TOTALS, net.among(sites, f"sites that tell {tells}"))
+            for _, reply in hidden.call(TOTALS.inner.add, to=sites, send=plan):  # type: ignore[attr-defined]
+                state.plans[tells] = plan
+                state.sums[tells] = added_up(reply.sums.dense(), len(sites))
+
+    def introduce(self, state: Any, message: None, site: Site) -> Told:
+        """What the site reports of its data."""
+        about, terms = described_at(site)
+        least = max(self.min_count, terms.min_count)
+        samples = about.rows if terms.tell != "nothing" and about.rows >= least else None
+        told = {"figures": list(about.columns), "labels": list(about.target)}.get(terms.tell, [])
+        described = {name: about.columns[name] for name in told if samples and name in about.columns}
+        if site.problem.privacy is not None and samples:
+            samples, columns = noisy_figures(site, described, samples, least)
+        else:
+            columns = {name: describe(column, least) for name, column in described.items()}
+        near = self.digests(about, terms.salt) if self.duplicates and terms.salt and samples else b""
+        return Told.of(terms.tell, samples, [name for name in about.target if name in columns], columns, near)
+
+    def digests(self, about: Figures, salt: str) -> bytes:
+        """Salted digests of the samples, ascending, without repeats."""
+        key = blake3(salt.encode(), derive_key_context="fewbytes survey, near-duplicates of samples").digest()
+        found = {blake3(each, key=key).digest()[:DIGEST] for each in about.near}
+        return b"".join(sorted(found))
+
+
+def common(sites: Mapping[Id, Told]) -> dict[tuple[Id, Id], int]:
+    """By pair of sites, the number of samples of one that have a near-duplicate at the other."""
+    near = {i: set(np.frombuffer(told.near, f"S{DIGEST}").tolist()) for i, told in sites.items() if told.near}
+    return {(i, j): len(near[i] & near[j]) for i in near for j in near if i < j}

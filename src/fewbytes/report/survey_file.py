@@ -1,0 +1,151 @@
+"""A survey's result, survey.json: what each site reported, the sums over all sites, and findings in sentences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.files import replacing
+from fewbytes.base.parquet import read_parquet
+from fewbytes.methods.survey.figures import ColumnFigures, pooled_columns
+from fewbytes.methods.survey.survey import Gathered, Told, common
+from fewbytes.report.survey_findings import Finding, drift, findings
+from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.wire import unpack_state
+
+NAME = "survey.json"
+VERSION = 1
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""The quantiles that survey.json and the page have."""
+
+
+class SurveyedSite(msgspec.Struct):
+    """A site: what it `tells`, its number of samples (None: not reported), its columns, and its bytes up and down."""
+
+    name: str
+    tells: str
+    samples: int | None
+    columns: dict[str, ColumnFigures]
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+
+
+class HiddenSum(msgspec.Struct):
+    """Sites that tell equally little, together."""
+
+    tells: str
+    sites: list[str]
+    samples: int | None
+    columns: dict[str, ColumnFigures]
+
+
+class Common(msgspec.Struct):
+    """Near-duplicates between two sites (None: fewer than the minimum, but some)."""
+
+    sites: tuple[str, str]
+    samples: int | None
+
+
+class SurveyFile(msgspec.Struct):
+    """The content of survey.json. `pooled`: the columns over all sites that tell their figures or are in a sum.
+    `drift`: by column and site, how far the site's is from the others' together. `left_out`: sites in no pooled
+    figure."""
+
+    survey: int
+    min_count: int
+    target: list[str]
+    sites: list[SurveyedSite]
+    hidden: list[HiddenSum] = []
+    pooled: dict[str, ColumnFigures] = {}
+    quantiles: dict[str, dict[str, float]] = {}
+    drift: dict[str, dict[str, float]] = {}
+    findings: list[Finding] = []
+    common: list[Common] = []
+    left_out: list[str] = []
+    absent: list[str] = []
+    dp: str = ""
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> SurveyFile:
+        """Read a survey.json. Raises UserError for another file."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except OSError as error:
+            raise UserError(f"the survey {path} cannot be read: {error.strerror}") from None
+        except msgspec.MsgspecError as error:
+            raise UserError(f"{path} is not a survey.json, as `fewbytes survey` writes it: {one_line(error)}") from None
+
+
+def survey_of(folder: Path, names: Sequence[str] = ()) -> SurveyFile:
+    """The result of a survey in its run folder. `names`: of the sites, by client. Raises UserError for a folder without
+    one."""
+    state = unpack_state(Gathered, read_checkpoint(folder).server)
+    result = json.loads((folder / "result.json").read_bytes())
+    least, known = int(result["parameters"]["min_count"]), dict(enumerate(names))
+    called = {i: known.get(i, f"client {i}") for i in range(int(result["clients"]))}
+    moved = read_parquet(folder / "ledger.parquet", ["client", "bytes_up", "bytes_down"]).to_pydict()
+    sites = {i: _site(called[i], told) for i, told in state.told.items()}
+    for client, up, down in zip(*moved.values(), strict=True):
+        if client in sites:
+            sites[client].uplink_bytes += up
+            sites[client].downlink_bytes += down
+    hidden = [
+        HiddenSum(tells, _named(state, tells, called), samples if samples >= least else None, columns)
+        for tells, (samples, columns) in state.hidden(least).items()
+    ]
+    whole = SurveyFile(
+        VERSION,
+        least,
+        list(dict.fromkeys(name for told in state.told.values() for name in told.target)),
+        list(sites.values()),
+        hidden,
+        absent=[called[i] for i in called if i not in sites],
+        dp=result.get("dp") or "",
+        uplink_bytes=result["uplink_bytes"],
+        downlink_bytes=result["downlink_bytes"],
+    )
+    counted = [each for each in whole.sites if each.columns and all(each.name not in one.sites for one in hidden)]
+    whole.left_out = [
+        each.name
+        for each in whole.sites
+        if each.tells != "figures" and all(each.name not in one.sites for one in hidden)
+    ]
+    whole.pooled = pooled_columns([*(each.columns for each in counted), *(each.columns for each in hidden)])
+    whole.quantiles = {name: read for name, of in whole.pooled.items() if (read := quantiles(of))}
+    told = {each.name: each.columns for each in whole.sites if each.columns}
+    whole.drift = drift(told)
+    whole.common = [
+        Common((called[i], called[j]), count if count >= least or not count else None)
+        for (i, j), count in common(state.told).items()
+    ]
+    whole.findings = findings(told, whole.target, least)
+    return whole
+
+
+def write_survey_file(folder: Path, names: Sequence[str] = ()) -> SurveyFile:
+    """Write survey.json of a survey's run folder, and return its content. Raises UserError as `survey_of`."""
+    whole = survey_of(folder, names)
+    with replacing(folder / NAME) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(whole), indent=1))
+    return whole
+
+
+def quantiles(figures: ColumnFigures) -> dict[str, float]:
+    """The QUANTILES of a column by their shares, as far as its cells tell them."""
+    found = {str(share): figures.quantile(share) for share in QUANTILES}
+    return {share: value for share, value in found.items() if value is not None}
+
+
+def _site(name: str, told: Told) -> SurveyedSite:
+    return SurveyedSite(name, told.tells, told.samples, told.figures())
+
+
+def _named(state: Gathered, tells: str, called: Mapping[int, str]) -> list[str]:
+    """The names of the sites that tell this."""
+    return [called[i] for i, told in state.told.items() if told.tells == tells]
