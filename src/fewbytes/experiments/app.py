@@ -110,7 +110,7 @@ def serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) 
     return _served[key]
 
 
-def _with_names(found: Found, names: str) -> Found:
+def with_names(found: Found, names: str) -> Found:
     """The task with the sites' names, unless its nodes only have numbers or the names of its data."""
     called = tuple(name.removeprefix(VACANT) for name in names.split(",")) if names else ()
     if not called or found.task.data.names or all(re.fullmatch(r"client-\d+", name) for name in called):
@@ -133,7 +133,7 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         pid, started = this_process()
         events.write("began", pid=pid, started=started)
         try:
-            found = _with_names(find(make_experiment(settings), here=()), names)
+            found = with_names(find(make_experiment(settings), here=()), names)
             listed = names.split(",") if names else []
             exchange = _exchange(by_file, listed, found.experiment, folder, events) if by_file else None
             serve(found.run(folder, resume, events, from_round), listed, exchange)

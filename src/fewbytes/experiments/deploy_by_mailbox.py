@@ -9,7 +9,7 @@ from typing import Any
 from fewbytes.base.address import host_and_port
 from fewbytes.base.errors import FewbytesError
 from fewbytes.base.files import private_folder
-from fewbytes.experiments.app import read_run_config
+from fewbytes.experiments.app import read_run_config, with_names
 from fewbytes.experiments.deploy import Nodes, write_asked, write_places
 from fewbytes.experiments.mailbox import Mail
 from fewbytes.experiments.settings import make_experiment
@@ -43,7 +43,7 @@ def run_by_mailbox(
     assert how.mailbox is not None
     assert how.federation is not None
     mail = Mail(how.mailbox, how.federation, [place.name for place in how.places])
-    found = find(make_experiment(read_run_config(run_config)), here=())
+    found = with_names(find(make_experiment(read_run_config(run_config)), here=()), ",".join(mail.names))
     run = found.run(out, resume, watcher, from_round)
     with terminating():
         try:
