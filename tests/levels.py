@@ -60,6 +60,7 @@ SLOW = {
     "process/test_save_every.py": "trainings and runs that are killed",
     "process/test_chaos.py": "deployments over links that fail",
     "process/test_cluster.py": "Ray on two hosts",
+    "process/test_mailbox_deployed.py": "deployments by files, one of which is lost for a minute",
     "process/test_containers.py::test_the_steps": "an image's steps, and a deployment in it",
     "process/test_deployment.py::test_a_node_runs_the_installed": "deployments with bundles of strangers",
     "process/test_deployment.py::test_nothing_is_left": "deployments that are left",

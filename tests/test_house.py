@@ -17,7 +17,7 @@ import fewbytes
 
 FLOORS = [
     ["base"],
-    ["wire", "models", "data"],
+    ["wire", "models", "data", "mailbox"],
     ["codec"],
     ["core"],
     ["generators"],

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fewbytes.analysis.settings import Attacking, Imprinting, Inferring, Poisoning, Probing, attack_of
-from fewbytes.base.errors import FewbytesError, visible
+from fewbytes.base.errors import FewbytesError, UserError, visible
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.cli.shared import Allow, AsJson, naming, show, standard_output_for
 from fewbytes.experiments.display import console, note, printed, progress
@@ -253,14 +253,21 @@ def inspect_file(
         Path,
         typer.Argument(
             help="A message's file, from `fewbytes run --keep-frames`, `fewbytes encode` or `fewbytes.codec`, or a "
-            "reply that a node has kept (checkpoint/clients/*.reply)."
+            "reply that a node has kept (checkpoint/clients/*.reply), or a sealed file of a mailbox."
         ),
     ],
+    node: Annotated[
+        Path | None, typer.Option(help="The node.toml of the site that can read a sealed order.", metavar="FILE")
+    ] = None,
     allow: Allow = None,
 ) -> None:
     """Print the contents of a message that was kept as a file."""
     from fewbytes.experiments.catalogue import payloads
     from fewbytes.wire.inspect import inspect_frame, inspected
+
+    if frame.suffix in (".order", ".answer", ".refused"):
+        _inspect_sealed(frame, node)
+        return
 
     with naming(allow, frame.absolute().parent.parent):
         if frame.suffix != ".reply":
@@ -274,3 +281,27 @@ def inspect_file(
         printed.print(visible(f"beside: {', '.join(beside(kept.done)) or 'nothing'}"), soft_wrap=True)
         if kept.frame:
             printed.print(inspected(kept.frame, frame, payloads(frame)))
+
+
+def _inspect_sealed(file: Path, node: Path | None) -> None:
+    """Print what anyone can read of a sealed file and, with the file of its receiver's node, the order in it."""
+    from fewbytes.mailbox.sealed import NotAccepted, read_header
+    from fewbytes.wire.inspect import inspected
+
+    try:
+        header = read_header(data := file.read_bytes())
+        for name in ("kind", "run", "series", "number", "sender", "receiver", "when", "nonce"):
+            printed.print(visible(f"{name:8} {getattr(header, name)}"), soft_wrap=True, markup=False)
+        printed.print(f"bytes    {len(data):,}, encrypted {header.length:,}")
+        if node is None:
+            return
+        from fewbytes.flower.mailbox_site import read_order
+
+        order, frames = read_order(node.absolute(), data)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    except NotAccepted as error:
+        raise UserError(f"{file}: {error}") from None
+    printed.print(visible(f"order    round {order.job.round}, {order.job.handler}"), soft_wrap=True, markup=False)
+    for each in frames:
+        printed.print(inspected(bytes(each), file))

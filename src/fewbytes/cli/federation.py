@@ -124,9 +124,9 @@ def renew(
 class _Start(TyperGroup):
     """A group whose command `start` need not be named."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        named = args and (args[0] in self.commands or args[0].startswith("-"))
-        return super().resolve_command(ctx, args if named else ["start", *args])
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = not args or args[0] in self.commands or args[0] in HELP["help_option_names"]
+        return super().parse_args(ctx, args if own else ["start", *args])
 
 
 node = typer.Typer(

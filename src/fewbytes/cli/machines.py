@@ -44,6 +44,16 @@ def deploy(
     federation: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of a federation, whose members are the clients.")
     ] = None,
+    mailbox: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="With --federation: exchange files with the members, in a folder or in s3://BUCKET/FOLDER.",
+        ),
+    ] = None,
+    by_mailbox: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Members that --mailbox reaches, comma-separated (default: all).")
+    ] = None,
     node: Annotated[
         str | None, typer.Option(help="Kind of node: resident (stays loaded) or stock (Flower's); default: resident.")
     ] = None,
@@ -60,7 +70,7 @@ def deploy(
     Example: `fewbytes deploy fedavg --dataset digits --clients 3 --rounds 2`
     """
     settings = settings if method is None else {**settings, "method": method}
-    where = Where(hosts, address, listen, federation, node)
+    where = Where(hosts, address, listen, federation, node, mailbox, by_mailbox)
     how = Deploying(out, where, resume, from_round, allow, show, tuple(watch or ()), monitor, as_json)
     if (folder := deploy_run(settings, how)) is not None:
         print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
@@ -75,6 +85,8 @@ class Where:
     listen: str | None = None
     federation: Path | None = None
     node: str | None = None
+    mailbox: str | None = None
+    by_mailbox: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,30 +121,43 @@ def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
         raise UserError("--from-round needs the run to go back in: add --resume RUN")
     place = None if federation is None else str(federation if resume is None else federation.absolute())
     where = {"hosts": given.hosts, "address": given.address, "listen": given.listen, "node": given.node}
+    where |= {"federation": place, "mailbox": given.mailbox, "by_mailbox": given.by_mailbox}
     by_hand = sys.stderr.isatty()
     with (
         nullcontext() if by_hand else redirect_stderr(cast(TextIO, DatedLines(sys.stderr))),
         standard_output_for(how.as_json),
         naming(how.allow, resume),
     ):
-        plan = planned(Question(settings, {**where, "federation": place}, resume, from_round, how.allow, how.as_json))
+        plan = planned(Question(settings, where, resume, from_round, how.allow, how.as_json))
         settled = plan.where
         federation = None if settled["federation"] is None else Path(settled["federation"])
         folder = resume or new_folder(how.out, plan.name)
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in how.watch]
+            address, kind = settled["address"] or LOOPBACK, settled["node"] or KINDS[0]
             reached = Nodes(
-                plan.nodes, settled["address"] or LOOPBACK, settled["node"] or KINDS[0], settled["listen"], federation
+                plan.nodes, address, kind, settled["listen"], federation, settled["mailbox"], settled["by_mailbox"]
             )
-            deployment = Deployment(plan.settled, folder, reached, plan.again, from_round, plan.asked)
+            if reached.files_only:
+                from fewbytes.experiments.deploy_by_mailbox import run_by_mailbox, write_deployment
+
+                if how.show:
+                    raise UserError("--print has nothing to print: no program is started for members reached by files")
+                write_deployment(folder, reached, None if plan.again else plan.asked)
+            else:
+                deployment = Deployment(plan.settled, folder, reached, plan.again, from_round, plan.asked)
             if how.show:
                 deployment.prepare()
             else:
                 with Display(plan.method, folder, plan.resuming, plan.headline) as display:
                     for text in plan.notes:
                         display.note(text)
+                    watcher = together([display, *watchers])
                     with serving(how.monitor, of_run(folder)):
-                        deployment.execute(together([display, *watchers]), display.note)
+                        if reached.files_only:
+                            run_by_mailbox(plan.settled.run_config, folder, reached, watcher, plan.again, from_round)
+                        else:
+                            deployment.execute(watcher, display.note)
     if not how.show:
         return folder
     printed.print(deployment.commands(), soft_wrap=True)
@@ -140,7 +165,17 @@ def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
 
 
 def be_nodes(
-    files: Annotated[list[Path], typer.Argument(help="Node files that `fewbytes deploy` wrote.", metavar="FILE…")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Node files that `fewbytes deploy` wrote (with --once: node.toml).", metavar="FILE…"),
+    ] = None,
+    once: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            help="Carry out the orders in the folder INBOX, write the answers to OUTBOX, and end.",
+            metavar="INBOX OUTBOX",
+        ),
+    ] = None,
     dry_run: Annotated[
         Path | None,
         typer.Option(
@@ -150,7 +185,12 @@ def be_nodes(
     ] = None,
     monitor: Monitor = None,
 ) -> None:
-    """Start the node of one or more clients of a deployment; it loads code and data once and stays up."""
+    """Start the node of one or more clients of a deployment; it loads code and data once and stays up.
+
+    With --once, do a short job with files instead.
+
+    Example: `fewbytes node --once /media/usb/inbox /media/usb/outbox`
+    """
     from fewbytes.flower.private import programs
 
     os.environ.update({**programs.ENVIRONMENT, **os.environ})  # Flower reads it at import
@@ -161,6 +201,11 @@ def be_nodes(
     from fewbytes.flower.resident import serve
     from fewbytes.running.node_status import NodeWatch
 
+    if once is not None:
+        _work_once(files or [Path("node.toml")], *once)
+        return
+    if not files:
+        raise UserError("name the node's file, such as node.toml")
     paths = [path.absolute() for path in files]
     if len(set(paths)) < len(paths):
         raise UserError("a node's file is named twice")
@@ -181,3 +226,30 @@ def be_nodes(
         redirect_stderr(cast(TextIO, DatedLines(sys.stderr))),
     ):
         serve(watched, client)
+
+
+def _work_once(files: list[Path], inbox: str, outbox: str) -> None:
+    """`fewbytes node --once`. With an empty inbox, it loads nothing large: the job may run every few minutes."""
+    from fewbytes.flower.dated_lines import DatedLines
+    from fewbytes.mailbox.box import Box
+    from fewbytes.mailbox.server import ORDER
+
+    if len(files) > 1:
+        raise UserError("--once works for one node: name one file")
+    path = files[0].absolute()
+    if not path.exists():
+        raise UserError(f"{path} does not exist: name the node's file, or run this in its folder")
+    places = [place if "://" in place else os.path.abspath(place) for place in (inbox, outbox)]
+    if not Box(places[0]).names(ORDER):
+        printed.print(f"{places[0]} has no orders", soft_wrap=True, markup=False)
+        return
+    from fewbytes.experiments.app import client
+    from fewbytes.flower.mailbox_site import carry_out_once
+
+    os.chdir(path.parent)
+    with (
+        redirect_stdout(cast(TextIO, DatedLines(sys.stdout))),
+        redirect_stderr(cast(TextIO, DatedLines(sys.stderr))),
+    ):
+        count = carry_out_once(path, client, places[0], places[1], lambda text: print(text, flush=True))
+        print(f"orders carried out: {count}", flush=True)

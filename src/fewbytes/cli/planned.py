@@ -25,11 +25,13 @@ from fewbytes.experiments.membership import places_for
 from fewbytes.federation.members import read as read_federation
 from fewbytes.flower.dated_lines import DatedLines
 
+BY_MAILBOX_SECONDS = 14 * 86400.0  # default of --round-timeout with --mailbox: files may travel by post
 PACKAGE = str(Path(__file__).parents[2])
 
 
 class Question(msgspec.Struct):
-    """What `deploy` was asked for: the settings given, and `hosts`, `address`, `listen`, `node` and `federation`."""
+    """What `deploy` was asked for: the settings given, and `hosts`, `address`, `listen`, `node`, `federation`,
+    `mailbox` and `by_mailbox`."""
 
     settings: dict[str, Any]
     where: dict[str, str | None]
@@ -81,7 +83,7 @@ def planned(question: Question) -> Planned:
     ):
         os.close(there)
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(question))
+        process.stdin.write(msgspec.json.encode(question, enc_hook=str))  # paths
         process.stdin.close()
         text = answers.read()
     if not text:
@@ -121,6 +123,8 @@ def _plan(question: Question) -> Planned:
         where["address"], where["listen"] = there.address, there.listen
     elif resume is None and where["hosts"] is not None:
         settings.setdefault("clients", len(host_names(where["hosts"])))
+    if where["mailbox"] is not None and resume is None:
+        settings.setdefault("round_timeout", BY_MAILBOX_SECONDS)
     job = PreparedRun(settings, here=None if where["hosts"] is None else ())
     notes, nodes = job.notes, places(job.experiment, where["hosts"])
     again = resume is not None and unbegun is None
@@ -144,7 +148,7 @@ def main() -> None:
     """Answer the question on standard input. Exits with the code of the command line for unexpected errors."""
 
     def answer() -> None:
-        question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+        question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question, dec_hook=lambda kind, text: kind(text))
         dated = nullcontext() if sys.stderr.isatty() else redirect_stderr(cast(TextIO, DatedLines(sys.stderr)))
         try:
             with dated, standard_output_for(question.as_json), naming(question.allow, question.resume):

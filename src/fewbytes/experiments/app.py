@@ -3,7 +3,8 @@
 The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), with the method's as
 `parameters.<name>`; also `out` (the run folder; default: in .fewbytes in the home directory), `resume`, `from_round`
 and `names` (the registered names of the clients' nodes, comma-separated, in the order of the clients; after `~`, one
-that no node has yet, which is not waited for). A node's
+that no node has yet, which is not waited for). With `mailbox`, the place of a mailbox, files reach the members
+`by_mailbox` (comma-separated) of the `federation` in that folder. A node's
 configuration may set `client-data`, the place of its own data, and `allow`, a comma-separated list of what the server
 may name besides the datasets under FEWBYTES_DATA: modules of code, folders, names to download. Without a node
 configuration, as in Flower's simulation, the environment variable FEWBYTES_ALLOW is that list. Anything else that a
@@ -17,7 +18,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,15 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.site_policy import SitePolicy
 from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
+from fewbytes.experiments.mailbox import Mail
+from fewbytes.experiments.membership import named_in
 from fewbytes.experiments.pages import write_page
-from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.experiments.surveying import terms_of_node
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.flower.application import EVENTS, VACANT
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
+from fewbytes.flower.link import Exchange
 from fewbytes.methods import short_name
 from fewbytes.running.result import Result
 from fewbytes.running.settings import ROUNDING, Settings
@@ -45,7 +49,9 @@ NODES = frozenset({"method", "parameters", "fraction", "rounds", "dp"}).union(
     *ROUNDING.values(), *(GROUPS[name].declared() for name in ("data", "partition", "learning", "model"))
 )
 """The settings that a node reads from the server."""
-SERVERS = frozenset({"out", "resume", "from_round", "names", *Settings.declared(), *Policy.declared()}) - NODES
+MAIL = ("mailbox", "by_mailbox", "federation")
+"""The settings of a run in which files reach some members."""
+SERVERS = frozenset({"out", "resume", "from_round", "names", *MAIL, *Settings.declared(), *Policy.declared()}) - NODES
 """The server's own settings, which a node ignores; it refuses those of simulations."""
 SIMULATED = frozenset({"speeds", "links", "ray_address"})
 
@@ -108,7 +114,7 @@ def serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) 
     return _served[key]
 
 
-def _with_names(found: Found, names: str) -> Found:
+def with_names(found: Found, names: str) -> Found:
     """The task with the sites' names, unless its nodes only have numbers or the names of its data."""
     called = tuple(name.removeprefix(VACANT) for name in names.split(",")) if names else ()
     if not called or found.task.data.names or all(re.fullmatch(r"client-\d+", name) for name in called):
@@ -122,6 +128,7 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
     settings = read_run_config(run_config)
     out, resume, names = (settings.pop(key, empty) for key, empty in (("out", ""), ("resume", False), ("names", "")))
     from_round = settings.pop("from_round", None)
+    by_file = {key: settings.pop(key) for key in MAIL if key in settings}
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = (
         Path(out) if out else default_folder() / "runs" / f"{stamp}-{short_name(str(settings.get('method', 'run')))}"
@@ -130,10 +137,11 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         pid, started = this_process()
         events.write("began", pid=pid, started=started)
         try:
-            found = _with_names(find(make_experiment(settings), here=()), names)
-            sites = names.split(",") if names else []
-            serve(found.run(folder, resume, events, from_round), sites)
-            page = write_page(found.experiment, folder, [name.removeprefix(VACANT) for name in sites])
+            found = with_names(find(make_experiment(settings), here=()), names)
+            listed = names.split(",") if names else []
+            exchange = _exchange(by_file, listed, found.experiment, folder, events) if by_file else None
+            serve(found.run(folder, resume, events, from_round), listed, exchange)
+            page = write_page(found.experiment, folder, [name.removeprefix(VACANT) for name in listed])
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 events.write("interrupted")
@@ -142,6 +150,16 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
             raise
         events.write("ended")
         print(f"report: {page}", flush=True)
+
+
+def _exchange(
+    by_file: Mapping[str, Any], names: Sequence[str], experiment: Experiment, out: Path, events: _EventLog
+) -> Exchange:
+    """How a run exchanges messages if files reach some of its members."""
+    places = [name.removeprefix(VACANT) for name in names]
+    some = frozenset(named_in(str(by_file.get("by_mailbox", ""))))
+    mail = Mail(str(by_file["mailbox"]), Path(str(by_file["federation"])), places, some)
+    return mail.exchange(experiment, out, events.note)
 
 
 client = make_client_app(lambda context: serve_client(context.run_config, context.node_config))

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbytes.base.address import host_and_port
-from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.errors import FewbytesError, UserError, suggestion
 from fewbytes.base.files import make_all_durable, open_plain, replacing
 from fewbytes.base.named import MODULES
 from fewbytes.base.processes import is_alive
 from fewbytes.experiments.hosts import ENVIRONMENT, Settled, write_host
-from fewbytes.experiments.membership import Membership
+from fewbytes.experiments.membership import Membership, named_in
 from fewbytes.federation.members import CERTIFICATES
 from fewbytes.flower.application import EVENTS, VACANT, application_files
 from fewbytes.flower.certificates import expiry_note, write_certificates, write_node_key
@@ -65,16 +65,24 @@ def host_names(hosts: str) -> list[str]:
 
 
 def remembered(folder: Path, given: dict[str, str | None]) -> dict[str, str | None]:
-    """`hosts`, `address`, `listen`, `node` and `federation` of a deployment: as `given`, else as before.
+    """`hosts`, `address`, `listen`, `node`, `federation`, `mailbox` and `by_mailbox` of a deployment: as `given`, else
+    as before.
 
     Raises UserError if hosts, node or federation are given again and differ: a run resumes on the same nodes. Its
-    server may move.
+    server and mailbox may move.
     """
     try:
         there = json.loads((folder / "deployment" / PLACES).read_bytes())
     except (OSError, ValueError):
         raise UserError(f"{folder} is not the folder of a deployment (it has no deployment/{PLACES})") from None
-    there = {"node": "stock", "listen": None, "federation": None, **there}  # of older versions
+    there = {
+        "node": "stock",
+        "listen": None,
+        "federation": None,
+        "mailbox": None,
+        "by_mailbox": None,
+        **there,
+    }  # of older versions
     for name in ("hosts", "node", "federation"):
         if given[name] is not None and given[name] != there[name]:
             raise UserError(
@@ -98,6 +106,7 @@ def places(experiment: Experiment, hosts: str | None) -> list[Place]:
 class Nodes:
     """The nodes of a run: a place per client, the `address` (host:port) where they reach the SuperLink, their kind (of
     KINDS), where it listens, if not everywhere at that port, and the folder of the federation that they are members of.
+    `mailbox`: the place where files are exchanged with members; `by_mailbox`: with which, comma-separated (None: all).
     Raises UserError for invalid values."""
 
     places: Sequence[Place]
@@ -105,8 +114,18 @@ class Nodes:
     kind: str = KINDS[0]
     listen: str | None = None
     federation: Path | None = None
+    mailbox: str | None = None
+    by_mailbox: str | None = None
 
     def __post_init__(self) -> None:
+        if self.mailbox is not None and self.federation is None:
+            raise UserError("--mailbox needs --federation DIR: its members' keys sign and encrypt the files")
+        if self.by_mailbox is not None and self.mailbox is None:
+            raise UserError("--by-mailbox needs --mailbox PLACE: the folder in which files are exchanged")
+        names = [place.name for place in self.places]
+        if unknown := sorted(set(named_in(self.by_mailbox or "")) - set(names)):
+            guess = suggestion(unknown[0], names)
+            raise UserError(f"--by-mailbox names {unknown[0]!r}, which is no member of the federation{guess}")
         if self.kind not in KINDS:
             raise UserError(f"--node is {' or '.join(KINDS)}, not {self.kind!r}")
         for name, given in (("address", self.address), ("listen", self.listen)):
@@ -115,6 +134,12 @@ class Nodes:
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         if not self.remote and self.listen:
             raise UserError("--listen needs --hosts or --federation: nodes on this machine use --address")
+
+    @property
+    def files_only(self) -> bool:
+        """Whether files reach all members."""
+        some = None if self.by_mailbox is None else set(named_in(self.by_mailbox))
+        return self.mailbox is not None and some in (None, {place.name for place in self.places})
 
     @property
     def remote(self) -> bool:
@@ -132,6 +157,32 @@ class Nodes:
     def resolved(self, port: int) -> str:
         """The address where nodes reach the SuperLink, which listens on that port."""
         return self.address if self.remote else f"{self.address.rpartition(':')[0]}:{port}"
+
+
+def write_asked(out: Path, asked: str) -> None:
+    """Write the settings of a new run as they were given, and remove the files of an earlier one in its folder that has
+    no checkpoint."""
+    if (out / "deployment" / ASKED).exists():
+        shutil.rmtree(out / "checkpoint", ignore_errors=True)
+        for name in BEGINNING:
+            (out / name).unlink(missing_ok=True)
+    with replacing(out / "deployment" / ASKED) as file:
+        file.write(asked.encode())
+
+
+def write_places(out: Path, how: Nodes) -> None:
+    """Write what `remembered` reads."""
+    about = {
+        "hosts": ",".join(place.name for place in how.places) if how.remote else None,
+        "address": how.address,
+        "listen": how.listen,
+        "node": how.kind,
+        "federation": None if how.federation is None else str(how.federation.absolute()),
+        "mailbox": how.mailbox,
+        "by_mailbox": how.by_mailbox,
+    }
+    with replacing(out / "deployment" / PLACES) as file:
+        file.write(json.dumps(about).encode())
 
 
 def end_server(out: Path) -> None:
@@ -183,12 +234,7 @@ class Deployment:
         """Write the app, the certificates and a folder per remote node; remove the state of an earlier SuperLink."""
         end_server(self.out)
         if not self.resume:
-            if (self.folder / ASKED).exists():  # an earlier run without a checkpoint
-                shutil.rmtree(self.out / "checkpoint", ignore_errors=True)
-                for name in BEGINNING:
-                    (self.out / name).unlink(missing_ok=True)
-            with replacing(self.folder / ASKED) as file:
-                file.write(self._asked.encode())
+            write_asked(self.out, self._asked)
         (self.out / EVENTS).unlink(missing_ok=True)
         if not self.remote:  # a new SuperLink: the old one considers its nodes connected for another minute
             for name in files.DATABASE_FILES:
@@ -196,12 +242,7 @@ class Deployment:
         if self._members is not None:
             self._members.write_keys()
         self._write_app()
-        hosts = ",".join(place.name for place in self.nodes) if self.remote else None
-        with replacing(self.folder / PLACES) as file:
-            how = self._how
-            about = {"hosts": hosts, "address": how.address, "listen": how.listen, "node": how.kind}
-            about["federation"] = None if how.federation is None else str(how.federation.absolute())
-            file.write(json.dumps(about).encode())
+        write_places(self.out, self._how)
         write_certificates(self.processes.certificates, self._names)
         self.processes.write_link()
         for i, place in enumerate(self.nodes if self._members is None else ()):
@@ -385,6 +426,9 @@ class Deployment:
         )
         config = self._settled.run_config | {"out": str(self.out), "resume": self.resume, "names": names}
         config |= {} if self.from_round is None else {"from_round": self.from_round}
+        if self._how.mailbox is not None:
+            config |= {"mailbox": self._how.mailbox, "by_mailbox": self._how.by_mailbox or ""}
+            config["federation"] = str(self._how.federation)
         for name, text in application_files(config).items():
             with replacing(app / name) as file:
                 file.write(text.encode())

@@ -19,6 +19,11 @@ def places_for(federation: Federation, newcomers: int) -> list[str]:
     return [*(member.name for member in federation.members), *(f"newcomer-{i + 1}" for i in range(newcomers))]
 
 
+def named_in(text: str) -> list[str]:
+    """The names in a comma-separated list."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 class Membership:
     """A run's clients as members of the federation in a folder. `names`: as of `places_for` when the run began;
     `deployment`: its folder, which keeps who took a newcomer's place."""

@@ -350,8 +350,8 @@ def serve(
     return serve_run(grid, Run.of(method, task, checked, policy), names)
 
 
-def serve_run(grid: Grid, run: Run, names: Sequence[str] = (), exchange: Exchange | None = None) -> Result:
-    """`serve` for a checked run. `exchange`: how messages are exchanged."""
+def serve_run(grid: Grid | None, run: Run, names: Sequence[str] = (), exchange: Exchange | None = None) -> Result:
+    """`serve` for a checked run. `exchange`: how messages are exchanged; `grid`: None if its link needs none."""
     run.settings.check_on_flower()
     how = exchange or Exchange()
     return drive(run, lambda terms, origin, watcher: grid_engine(grid, terms, origin, names, how, watcher))

@@ -22,11 +22,11 @@ from fewbytes.running.watcher import Watcher
 
 @contextmanager
 def grid_engine(
-    grid: Grid, terms: Terms, origin: Origin, names: Sequence[str], exchange: Exchange, watcher: Watcher
+    grid: Grid | None, terms: Terms, origin: Origin, names: Sequence[str], exchange: Exchange, watcher: Watcher
 ) -> Iterator[Engine]:
     """An engine that moves payloads as messages of a grid, once the clients are there that are to take part from the
     start, or again. The run folder's name is the run's on the nodes; `names`: as in `server_app`."""
-    link = Link(grid, exchange, terms.policy.round_timeout)
+    link = (exchange.link or Link)(grid, exchange, terms.policy.round_timeout)
     nodes = Nodes(link, terms.task.problem, names, terms.policy.connect_timeout)
     transport = GridTransport(terms, link, nodes, origin.nonce)
     roster = Roster(terms.task, terms.policy, origin)

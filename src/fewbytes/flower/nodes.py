@@ -12,7 +12,6 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.flower.application import VACANT
 from fewbytes.flower.link import Link
 from fewbytes.flower.messages import decoded, read_content
-from fewbytes.flower.private.grid import connected_nodes
 
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to report its client
 STARTING_SECONDS = 600.0  # maximum for the same wait at the start
@@ -45,7 +44,7 @@ class Nodes:
         """Find the reachable clients: by their nodes' registered names, or by asking nodes without one. A node that
         gives no valid answer is left out, and named. `starting`: nodes may take long to load."""
         nodes, unnamed, now = {}, [], time.monotonic()
-        for node, name in connected_nodes(self._link.grid).items():
+        for node, name in self._link.nodes().items():
             if self.names:
                 if name in self.names:
                     nodes[self.names.index(name)] = node
