@@ -71,6 +71,7 @@ SLOW = {
     "process/test_durability.py": "losses of power, full disks",
     "process/test_examples.py": "every example",
     "process/test_exported_models.py::test_a": "models exported from runs of their own",
+    "process/test_exported_models.py::test_the_best": "models exported from runs of their own",
     "process/test_exported_models.py::test_rows": "models exported from runs of their own",
     "process/test_federation.py": "an example of a federation whose members change",
     "process/test_few_bytes_deployed.py": "a node that is killed, thrice",

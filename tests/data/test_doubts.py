@@ -12,7 +12,8 @@ import pytest
 from commands import fewbytes
 
 import fewbytes as fb
-from fewbytes.base.errors import LikelyMistake, UserError, python_words
+from fewbytes.base.errors import LikelyMistake, UserError
+from fewbytes.base.python_words import python_words
 from fewbytes.data import load_dataset, table
 
 

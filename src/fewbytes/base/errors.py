@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,43 +48,6 @@ def of_data() -> Iterator[None]:
             kind = "" if isinstance(error, FewbytesError) else f" ({type(error).__name__})"
             error.public = f"its data cannot be used, and its own log says why{kind}"  # type: ignore[attr-defined]
         raise
-
-
-LISTS = ("leave-out", "columns", "missing-marks", "categories")  # options of several values
-VALUES = (*LISTS, "missing", "limits", "decimal", "date-order", "group", "target")  # options followed by their values
-OPTION = re.compile(r"--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?:[ =]('[^']*'|[^\s;:)]*[^\s,;:.)]))?")
-NO_VALUE = {"names", "sets", "says", "is", "and", "or", "instead", "if"}
-
-
-@contextmanager
-def in_python() -> Iterator[None]:
-    """UserErrors raised inside name arguments of a Python call where they name options of the command line."""
-    try:
-        yield
-    except UserError as error:
-        error.args = (python_words(str(error)), *error.args[1:])
-        raise
-
-
-def python_words(text: str) -> str:
-    """An error's text with options of the command line as arguments in Python.
-
-    >>> from fewbytes.base.errors import python_words
-    >>> python_words("fill it in, or run with --missing drop (--leave-out 'my lab', --keep-checkpoints sets how many)")
-    "fill it in, or pass missing='drop' (leave_out=['my lab'], keep_checkpoints sets how many)"
-    """
-
-    def argument(found: re.Match[str]) -> str:
-        option, value = found[1], found[2]
-        name = option.replace("-", "_")
-        if value is None or option not in VALUES or value in NO_VALUE:
-            return name + found[0][2 + len(option) :]
-        words = re.split(r"[,|]", value.strip("'"))
-        if option in LISTS:
-            return f"{name}={words!r}"
-        return f"{name}={' or '.join(map(repr, words))}"
-
-    return OPTION.sub(argument, text.replace("run with --", "pass --"))
 
 
 def public_text(error: BaseException) -> str:

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fewbytes.base.errors import LikelyMistake, UserError, in_python, listed, suggestion
+from fewbytes.base.errors import LikelyMistake, UserError, listed, suggestion
+from fewbytes.base.python_words import in_python
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.columns import FEW, is_number
 from fewbytes.data.frames import Table, as_arrow, run_with

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fewbytes.base.errors import UserError, in_python
+from fewbytes.base.errors import UserError
 from fewbytes.base.extras import needs
+from fewbytes.base.python_words import in_python
 from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
 from fewbytes.core.task import Task

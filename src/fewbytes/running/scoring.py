@@ -31,11 +31,12 @@ def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequenc
     done.scores, done.pooled = engine.step.records.means(), engine.step.records.pooled()
     if due or (done.phase == "finish" and engine.method.promises.scored_after_finish):
         shown, open_end = dict(engine.step.shown), due and t < rounds.last and rounds.may_end("scored")
-        own, validated = engine.scheduler.score_clients()
-        own = {i: scores for i, scores in own.items() if scores}  # none: no model yet
+        answered, validated = engine.scheduler.score_clients()
+        own = {i: scores for i, scores in answered.items() if scores}  # none: no model yet
+        done.validation = mean_scores({"personalised": {i: scores for i, scores in validated.items() if scores}})
         last = t >= rounds.last or open_end
-        scores, done.validation = scored_models(engine, state, own, validated, last)
-        done.scores = merged(done.scores, scores)
+        done.scores = merged(done.scores, scored_models(engine, state, own, last))
+        done.validation = merged(done.validation, validated_model(engine, state))
         if len(engine.problem.clients) <= MOST_BY_CLIENT:
             done.by_client = client_scores(engine.step.records.scores | ({"personalised": own} if own else {}))
         if open_end and not rounds.end([*rows, sent | {"scores": done.scores, "validation": done.validation}], t):
@@ -44,11 +45,9 @@ def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequenc
             done.details = details(engine, state)
 
 
-def scored_models(
-    engine: Engine, state: Any, scores: Mapping[Id, Scores], validated: Mapping[Id, Scores], last: bool
-) -> tuple[ByMetric, ByMetric]:
-    """Scores by metric and kind, and those on validation data, `personalised` and `global`, with those of clients' own
-    models; after the last round predictions are shown, where the objective has pictures.
+def scored_models(engine: Engine, state: Any, scores: Mapping[Id, Scores], last: bool) -> ByMetric:
+    """Scores by metric and kind, with the `scores` of clients' own models; after the last round predictions are shown,
+    where the objective has pictures.
 
     `personalised`: of clients' own models, the mean over clients; `micro`: over all their samples; `newcomers`: of
     clients that joined after round 1, if others are present, too; `global`: of the server's model on its test set.
@@ -58,19 +57,25 @@ def scored_models(
     late = {i: score for i, score in scores.items() if i not in first}
     found = merged(mean_scores({"personalised": scores}), pooled_scores({"micro": scores}))
     found = merged(found, mean_scores({"newcomers": late}) if len(late) < len(scores) else {})
-    chosen_by = mean_scores({"personalised": {i: score for i, score in validated.items() if score}})
-    model, validation = engine.method.global_model(state, problem), engine.task.data.validation
+    model = engine.method.global_model(state, problem)
     check_model(engine.method, "global_model", model)
     if model is not None:
         show = engine.network.show if last else None
         with all_cores(), seeded(problem.seed, "score", engine.step.t):
             values = problem.objective.score(model, engine.task.data.test, problem.device, problem.precision, show)
         found = merged(found, {metric: {"global": value} for metric, value in values.items()})
-        if validation is not None:
-            with all_cores(), seeded(problem.seed, "validate", engine.step.t):
-                values = problem.objective.score(model, validation, problem.device, problem.precision, None)
-            chosen_by = merged(chosen_by, {metric: {"global": value} for metric, value in values.items()})
-    return found, chosen_by
+    return found
+
+
+def validated_model(engine: Engine, state: Any) -> ByMetric:
+    """Scores of the global model on the server's validation data, by metric and kind; empty without either."""
+    problem, validation = engine.problem, engine.task.data.validation
+    model = None if validation is None else engine.method.global_model(state, problem)
+    if model is None or validation is None:
+        return {}
+    with all_cores(), seeded(problem.seed, "validate", engine.step.t):
+        values = problem.objective.score(model, validation, problem.device, problem.precision, None)
+    return {metric: {"global": value} for metric, value in values.items()}
 
 
 def details(engine: Engine, state: Any) -> dict[str, Any]:
