@@ -328,7 +328,7 @@ def test_groups_with_a_message_each_are_refused_as_they_would_be_mixed_up(tmp_pa
         tell(InGroups(), tmp_path / "run", 2)
 
 
-@pytest.mark.parametrize("bits", [0.1, 9, -1, float("nan"), "auto"])
+@pytest.mark.parametrize("bits", [0.05, 17, -1, float("nan"), "auto"])
 def test_bits_that_cannot_be_are_refused(bits: Any, tmp_path: Path) -> None:
     with pytest.raises(fb.UserError, match="downlink_bits"):
         tell(Telling(), tmp_path / "run", 1, downlink_bits=bits)
