@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from fewbytes.base.errors import UserError
 from fewbytes.data.named import NamedTensors
 from fewbytes.data.split import Items, Split, Targets
 
 
 def joined(splits: Sequence[Split]) -> Split:
-    """The samples of several splits, in order. Views of the same arrays share them; other arrays are copied.
-
-    Raises UserError for samples of several tensors, and for torch data sets, which are read when used.
+    """The samples of several splits (at least one), in order. Views of the same arrays share them; others are copied,
+    and items of a data set are read.
 
     >>> import torch
     >>> from fewbytes.data.joined import joined
@@ -25,16 +24,19 @@ def joined(splits: Sequence[Split]) -> Split:
     (tensor([0, 1, 1]), 3)
     """
     first = splits[0]
+    rows = [np.arange(len(each)) if each.rows is None else each.rows for each in splits]
     if all(each.x is first.x and each.y is first.y for each in splits):
-        rows = [np.arange(len(each)) if each.rows is None else each.rows for each in splits]
         return Split(first.x, first.y, np.concatenate(rows), first.transform, first.learnt)
-    parts = []
-    for each in splits:
-        if isinstance(each.x, NamedTensors | Items):
-            raise UserError("samples of several tensors, or read item by item, cannot be pooled: give tensors or files")
-        parts.append(np.asarray(each.x if each.rows is None else each.x[each.rows]))
-    learnt = None
+    labels, learnt = torch.cat([each.labels for each in splits]), None
     if first.learnt is not None:
         learnt = Targets(first.learnt.kind, torch.cat([each.targets for each in splits]))
-    x = torch.from_numpy(np.concatenate(parts))
-    return Split(x, torch.cat([each.labels for each in splits]), None, first.transform, learnt)
+    if isinstance(first.x, NamedTensors | Items):
+        gathered = [each.gathered() for each in splits]
+    else:
+        arrays: list[Any] = [each.x for each in splits]
+        gathered = [torch.as_tensor(np.asarray(x[mine])) for x, mine in zip(arrays, rows, strict=True)]
+    if isinstance(gathered[0], NamedTensors):
+        names = gathered[0].tensors
+        every = {name: torch.cat([each.tensors[name] for each in gathered]) for name in names}  # type: ignore[union-attr]
+        return Split(NamedTensors(every), labels, None, first.transform, learnt)
+    return Split(torch.cat(gathered), labels, None, first.transform, learnt)  # type: ignore[arg-type]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.streams import stream
 from fewbytes.data.clients import FederatedData
-from fewbytes.data.named import NamedTensors
-from fewbytes.data.split import ClientData, Items, Split, Targets
+from fewbytes.data.joined import joined
+from fewbytes.data.split import ClientData, Split
 
 
 def hold_out(data: FederatedData, share: float, seed: int, apart: bool = False) -> FederatedData:
@@ -46,7 +44,7 @@ def hold_out(data: FederatedData, share: float, seed: int, apart: bool = False) 
         test, own = halved(data.test, "server")
         return replace(data, clients=tuple(clients), test=test, validation=own)
     parts = [part for client in clients if (part := client.validation) is not None and len(part)]
-    return replace(data, clients=tuple(clients), validation=together(parts) or data.test.take([]))
+    return replace(data, clients=tuple(clients), validation=joined(parts) if parts else data.test.take([]))
 
 
 def _chosen(labels: NDArray[np.int64], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -59,26 +57,3 @@ def _chosen(labels: NDArray[np.int64], share: float, rng: np.random.Generator) -
     number = min(max(1, round(share * n)), n - 1)
     chosen[order[((np.arange(number) + 0.5) * n / number).astype(int)]] = True
     return chosen
-
-
-def together(splits: Sequence[Split]) -> Split | None:
-    """All samples of these splits, in order, without transforms; None without any split."""
-    if not splits:
-        return None
-    first = splits[0]
-    rows = [np.arange(len(each)) if each.rows is None else each.rows for each in splits]
-    if all(each.x is first.x and each.y is first.y for each in splits):
-        return Split(first.x, first.y, np.concatenate(rows), None, first.learnt)
-    labels, learnt = torch.cat([each.labels for each in splits]), None
-    if first.learnt is not None:
-        learnt = Targets(first.learnt.kind, torch.cat([each.targets for each in splits]))
-    if isinstance(first.x, NamedTensors | Items):
-        gathered = [each.gathered() for each in splits]
-    else:
-        arrays: list[Any] = [each.x for each in splits]
-        gathered = [torch.as_tensor(np.asarray(x[mine])) for x, mine in zip(arrays, rows, strict=True)]
-    if isinstance(gathered[0], NamedTensors):
-        names = gathered[0].tensors
-        every = {name: torch.cat([each.tensors[name] for each in gathered]) for name in names}  # type: ignore[union-attr]
-        return Split(NamedTensors(every), labels, None, None, learnt)
-    return Split(torch.cat(gathered), labels, None, None, learnt)  # type: ignore[arg-type]
