@@ -51,6 +51,8 @@ class Federation:
 
     def work(self, name: str, inbox: Path | None = None, outbox: Path | None = None) -> int:
         """A job of a site, by default on its folders in the mailbox."""
+        if inbox is None and self.place == str(self.box):  # a job starts once the server has made the folder
+            (self.box / name / "inbox").mkdir(parents=True, exist_ok=True)
         boxes = [str(given or f"{self.place}/{name}/{kind}") for given, kind in ((inbox, "inbox"), (outbox, "outbox"))]
         return carry_out_once(self.folder / name / "node.toml", client, boxes[0], boxes[1], self.lines.append)
 

@@ -58,3 +58,11 @@ def test_wrong_options_are_refused_in_one_line(clients, tmp_path, options, error
     assert done.returncode == 2
     assert error in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--target", "--columns"])
+def test_a_column_that_no_site_has_is_refused(clients, tmp_path, option):
+    done = fewbytes("survey", "--client-data", clients, option, "glucosse", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no site has a column 'glucosse'" in done.stderr
+    assert not list(tmp_path.glob("runs/*"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runs import StopAfter, fingerprint
 
 import fewbytes as fb
-from fewbytes.base.units import parse_seconds
+from fewbytes.base.durations import parse_seconds
 from fewbytes.core.links import Link, Links
 from fewbytes.core.round_time import LONGEST, RoundTime
 from fewbytes.experiments.plan import ROUND_TIMES, in_units, make_plan

@@ -114,6 +114,22 @@ def test_lost_doubled_changed_and_old_files_change_nothing(federation, monkeypat
         assert len(digests) == 3
 
 
+def test_an_answer_that_is_cut_short_is_made_again(federation):
+    """As by a job that was killed, or a disk that was pulled out."""
+
+    def cut(path):
+        path.write_bytes(path.read_bytes()[:300])
+
+    federation.after = on_first(federation, "south", "outbox", cut)
+    carried = federation.run()
+    assert_as_on_one_machine(federation, carried)
+
+
+def test_a_job_without_its_inbox_says_so(federation):
+    with pytest.raises(UserError, match=r"there is no inbox .*not-mounted"):
+        federation.work("north", federation.folder / "not-mounted")
+
+
 def test_a_run_that_is_interrupted_resumes_and_old_answers_are_ignored(federation):
     def interrupt(path):
         raise KeyboardInterrupt

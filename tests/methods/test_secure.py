@@ -677,7 +677,7 @@ def test_what_cannot_be_summed_unseen_is_refused(tmp_path):
 
 
 def test_values_beyond_the_range_are_refused_with_the_remedy():
-    with pytest.raises(fb.UserError, match=r"client 0, .*'conv.weight' .*0\.01.*--secure-range"):
+    with pytest.raises(fb.UserError, match=r"client 0, .*'conv.weight' .*0\.01.*secure_range"):
         fb.run(SecureAggregation(FEDAVG, range=0.01), tiny_task(), rounds=1, workers=1)
     assert fb.run(SecureAggregation(FEDAVG, range=1e6), tiny_task(), rounds=1, workers=1).summary["status"] == "done"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -191,3 +192,14 @@ def test_a_run_holds_out_data_of_any_form():
         assert len(given.data.validation) == 9
     with pytest.raises(UserError, match="between 0 and 1, not 1"):
         fb.Task.of(forms[0][2], [((x, y), (x, y))], validation=1)
+
+
+def test_it_is_said_if_nothing_can_be_validated():
+    """A server without test data, and clients without models of their own."""
+    data = federate(load_dataset("digits"), Partition(clients=3), seed=1)
+    without = dataclasses.replace(data, test=data.test.take([]))
+    apart = fb.Task.on(hold_out(without, 0.2, 1, apart=True), linear, seed=1)
+    with pytest.warns(RuntimeWarning, match="no model is validated: the server has no test data") as noted:
+        result = fb.run(UNSTEADY, apart, rounds=2, workers=1)
+    assert len(noted) == 1
+    assert "best_model" not in result.summary

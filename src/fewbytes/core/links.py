@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
+from fewbytes.base.durations import parse_seconds
 from fewbytes.base.errors import UserError
-from fewbytes.base.units import parse_rate, parse_seconds, plain
+from fewbytes.base.units import parse_rate, plain
 
 FORM = (
     "rates, repeated over the clients, such as 10Mbps,1Mbps; 1Mbps-30s/10m is away for 30 s at the end of every 10 min"

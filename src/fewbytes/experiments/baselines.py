@@ -67,7 +67,7 @@ def _run(what: str, method: Method, task: Task, settings: Settings, found: Found
     if finished(out):
         return out
     shutil.rmtree(out, ignore_errors=True)
-    display = Display(what, out, "evaluate", method.promises.headline)
+    display = Display(what, out, "", method.promises.headline)
     own = dataclasses.replace(settings, out=out, about=found.about(), watcher=display, durable=False)
     with display:
         run_with(Run.of(method, task, own, Policy()))

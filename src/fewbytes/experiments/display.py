@@ -85,7 +85,10 @@ class Display(Watcher):
             self._show()
         self._progress.stop()
         if kind is KeyboardInterrupt:
-            console.print(f"interrupted; resume with: fewbytes {self._command} --resume {self._folder}", soft_wrap=True)
+            again = f"resume with: fewbytes {self._command} --resume {self._folder}"
+            console.print(
+                f"interrupted; {again if self._command else 'give the command again to go on'}", soft_wrap=True
+            )
 
     def waiting(self, there: int, wanted: int) -> None:
         """Show how many clients are connected."""

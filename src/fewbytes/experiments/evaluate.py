@@ -130,6 +130,8 @@ def evaluate_here(place: Path, found: Found, tell: Callable[[str], None]) -> Non
     """Evaluate the run in a folder, or the runs in it, after their end, if there are few clients, with test samples
     here; calls `tell` with the reason if it cannot."""
     clients = found.task.data.clients
+    if found.experiment.build_method().promises.describes:  # a survey has no model
+        return
     if len(clients) > MOST_AT_ONCE or not any(len(client.test) for client in clients):
         return
     try:
@@ -326,10 +328,13 @@ def _gains(
             for site in sites
             if (one := models.at(site)) is not None and (other := over.at(site)) is not None
         }
+        known = []  # of sites where the metric has a value
         for name, pair in compared.items():
-            yield Gain(models=models.name, over=over.name, site=name, gain=_numbers(difference([pair], higher)))
-        if compared:
-            mean = difference(list(compared.values()), higher)
+            gain = _numbers(difference([pair], higher))
+            known += [] if gain["value"] is None else [pair]
+            yield Gain(models=models.name, over=over.name, site=name, gain=gain)
+        if known:
+            mean = difference(known, higher)
             yield Gain(models=models.name, over=over.name, site=None, gain=_numbers(mean))
 
 

@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fewbytes.base.errors import UserError, of_data
+from fewbytes.base.errors import UserError, of_data, suggestion
 from fewbytes.base.language import read_tokenizer
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.data.clients import Dataset, FederatedData
 from fewbytes.data.federated import federate
+from fewbytes.data.schema import Schema
 from fewbytes.data.settings import Partition
 from fewbytes.data.split import ClientData
 from fewbytes.data.surveyed import Figures, Reading, SiteTerms, Surveyed, read_surveyed
@@ -39,8 +40,19 @@ def survey_task(experiment: Experiment, here: Sequence[Id] | None, terms: TermsO
         data = _split(read_surveyed(how.dataset, reading, SiteTerms()), partition, experiment.model.seed, terms)
     else:
         data = _local(how, reading, partition.clients, here, terms)
+    if here is None:
+        _check_named(reading.schema, data)
     model = functools.partial(nn.Linear, 1, 1)  # nothing is trained: both ends only agree on it
     return Task.on(data, model, seed=experiment.model.seed, sample=torch.zeros(1, 1))
+
+
+def _check_named(schema: Schema, data: FederatedData) -> None:
+    """Raises UserError unless each target and column that is named is one of a site's."""
+    every = [*(client.train.about.columns for client in data.clients)]  # type: ignore[attr-defined]
+    there = list(dict.fromkeys(name for columns in every for name in columns))
+    for name in (*schema.target, *schema.columns):
+        if name not in there:
+            raise UserError(f"no site has a column {name!r}{suggestion(name, there)}: correct --target or --columns")
 
 
 def _reading(how: DataSettings) -> Reading:

@@ -38,6 +38,9 @@ def carry_out_once(file: Path, app: ClientApp, inbox: str, outbox: str, say: Cal
     """
     about = NodeFile.read(file).placed(file.parent)
     site = _site(file, about)
+    orders = Box(inbox)
+    if orders.is_local and not orders.is_there():
+        raise UserError(f"there is no inbox {inbox}: name the folder with the server's orders")
     site.folder.parent.mkdir(parents=True, exist_ok=True)
     in_no_task()
 
@@ -45,7 +48,7 @@ def carry_out_once(file: Path, app: ClientApp, inbox: str, outbox: str, say: Cal
         sent, config = _sent(header, content), {"key": about.key, **about.config}
         return msgspec.msgpack.encode(_carried_out(app, header, sent, config, say))
 
-    return once(site, Box(inbox), Box(outbox), carry_out, say)
+    return once(site, orders, Box(outbox), carry_out, say)
 
 
 def read_order(file: Path, data: bytes) -> tuple[Order, list[memoryview]]:

@@ -47,6 +47,11 @@ class Box:
         """The box of a folder in this one."""
         return Box("/".join((self.place.rstrip("/"), *names)))
 
+    def is_there(self) -> bool:
+        """Whether its folder exists."""
+        with self._reached():
+            return bool(self._files.isdir(self._path))
+
     def make(self) -> None:
         """Make the folder, if it is not there; an object store needs none."""
         if self.is_local:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from fewbytes.base.errors import UserError, cleaned
 from fewbytes.base.files import lock, private_folder, replacing
 from fewbytes.mailbox.box import Box
-from fewbytes.mailbox.sealed import Header, NotAccepted, open_sealed, read_header, seal
+from fewbytes.mailbox.sealed import Header, NotAccepted, Unfinished, open_sealed, read_header, seal
 from fewbytes.mailbox.server import ANSWER, ORDER, SERVER, file_name
 
 CarryOut = Callable[[Header, bytes], bytes]
@@ -64,7 +64,7 @@ def once(site: Site, inbox: Box, outbox: Box, carry_out: CarryOut, say: Callable
                 say(f"{cleaned(order.name)} is refused: {cleaned(str(error))}")
                 continue
             answer = file_name(order.header, ANSWER)
-            if order.header.number == last.number and answer in outbox.names(ANSWER):
+            if order.header.number == last.number and _is_whole(outbox, answer):
                 continue
             reply = msgspec.structs.replace(
                 order.header, kind="answer", sender=site.name, receiver=SERVER, certificates=""
@@ -90,6 +90,8 @@ def _orders(site: Site, inbox: Box, say: Callable[[str], None]) -> Iterator[_Fou
             if header.kind != "order" or header.receiver != site.name:
                 raise NotAccepted(f"it is the {header.kind} to {header.receiver}, and this is {site.name}")
             found.append(_Found(header, name, data))
+        except Unfinished:
+            say(f"{cleaned(name)} is not complete yet: it is left for the next job")
         except NotAccepted as error:
             say(f"{cleaned(name)} is refused: {cleaned(str(error))}")
     yield from sorted(found, key=lambda order: (order.header.series, order.header.number, order.name))
@@ -106,6 +108,17 @@ def _opened(site: Site, order: _Found, last: Done) -> bytes:
     if header.number == last.number and header.nonce != last.nonce:
         raise NotAccepted(f"number {header.number} was another order: this site has carried that out")
     return content
+
+
+def _is_whole(outbox: Box, answer: str) -> bool:
+    """Whether an answer is in the outbox, and not cut short, as by a job or a copy that was interrupted."""
+    if answer not in outbox.names(ANSWER):
+        return False
+    try:
+        read_header(outbox.read(answer))
+    except NotAccepted:
+        return False
+    return True
 
 
 def _clear(outbox: Box, header: Header) -> None:

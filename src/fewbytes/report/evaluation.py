@@ -131,6 +131,8 @@ def _verdict(evaluation: Evaluation, gain: Gain, among: int) -> str:
         each for each in evaluation["gains"]
         if each["site"] is not None and (each["models"], each["over"]) == (gain["models"], gain["over"])
     ]  # fmt: skip
+    without = [str(each["site"]) for each in sites if each["gain"]["value"] is None]
+    sites = [each for each in sites if each["gain"]["value"] is not None]
     better = [str(each["site"]) for each in sites if _sign(each["gain"]) > 0]
     worse = [str(each["site"]) for each in sites if _sign(each["gain"]) < 0]
     head = {1: "Federating helps", -1: "Federating does harm", 0: "It is open whether federating helps"}
@@ -139,6 +141,7 @@ def _verdict(evaluation: Evaluation, gain: Gain, among: int) -> str:
     at += [f"worse at {listed(worse)}"] if worse else []
     rest = len(sites) - len(better) - len(worse)
     at += [f"not distinguishable at {rest} of {len(sites)}"] if rest else []
+    at += [f"no figure at {listed(without)}"] if without else []
     return (
         f"{head[_sign(gain['gain'])]}: by {_main(evaluation)}, {model} {_gap(evaluation, gain['gain'])} "
         f"{'better' if (gain['gain']['value'] or 0) >= 0 else 'worse'} than training alone in the mean over "
@@ -153,7 +156,9 @@ def _contribution(evaluation: Evaluation, mean: Gain) -> str:
     sites = sum(g["over"] == mean["over"] for g in evaluation["gains"]) - 1
     places = [(mean, f"in the mean over {sites} sites"), *((gain, f"at {left} itself") for gain in own)]
     parts = [
-        f"{_gap(evaluation, gain['gain'])} {'better' if (gain['gain']['value'] or 0.0) >= 0 else 'worse'} {where}"
+        f"not different {where}"
+        if not gain["gain"]["value"] and gain["gain"]["low"] == gain["gain"]["high"]
+        else f"{_gap(evaluation, gain['gain'])} {'better' if (gain['gain']['value'] or 0.0) >= 0 else 'worse'} {where}"
         + ("" if _sign(gain["gain"]) else ", which may be chance")
         for gain, where in places
     ]

@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta
 
+from fewbytes.base.durations import parse_seconds
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count, Whole
 from fewbytes.base.rate import FEWEST, MOST, Rate, Way
 from fewbytes.base.settings import Group, Text, reads_text, setting
-from fewbytes.base.units import parse_bytes, parse_seconds, plain
+from fewbytes.base.units import parse_bytes, plain
 from fewbytes.core.links import Links
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule

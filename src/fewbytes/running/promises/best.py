@@ -25,6 +25,7 @@ class BestModel(Promise):
     def __init__(self, metrics: Sequence[Metric], headline: str, validated: bool) -> None:
         self._metric, self._headline, self._validated = metrics[0], headline, validated
         self._scores: dict[int, dict[str, float]] = {}  # by round and kind
+        self._noted = False
 
     def recall(self, rows: Sequence[Row]) -> None:
         """Add the scores of earlier lines."""
@@ -41,6 +42,16 @@ class BestModel(Promise):
         if phase in ("round", "finish"):
             t -= phase == "finish"
             self._scores[t] = scores.get(self._metric.name) or self._scores.get(t, {})
+
+    def notes(self, phase: Phase) -> Iterable[str]:
+        """That nothing can be validated, once."""
+        if self._validated and not self._noted and phase.scores and not phase.validation:
+            self._noted = True
+            yield (
+                "no model is validated: the server has no test data to hold samples out of, and clients keep no models "
+                "of their own; so the last model is kept, and patience goes by test scores. Give the server test data, "
+                "or leave validation out"
+            )
 
     def best(self, until: int | None = None) -> Best | None:
         """The best of the rounds until this one (None: of all), the first of equal ones; None if none has a score."""
