@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from asynchronous import mean
 from rich.console import Console
 
 import fewbytes as fb
@@ -106,12 +107,6 @@ def main(spread: float, seeds: list[int], rounds: int) -> None:
             name, f"{statistics.fmean(counts[name]):.0f}", *cells, mean([run[-1] and run[-1][1] for run in runs], 1)
         )
     Console(width=120).print(table)
-
-
-def mean(values: list[float | None], decimals: int) -> str:
-    """A dash where not every run got there."""
-    found = [value for value in values if value is not None]
-    return f"{statistics.fmean(found):.{decimals}f}" if len(found) == len(values) else "—"
 
 
 if __name__ == "__main__":
