@@ -328,7 +328,7 @@ def _doubts(table: Table, schema: Schema) -> list[str]:
     for name in dict.fromkeys((*schema.numbers, *schema.categories)):
         if table.missing(name).all():
             found.append(
-                f"{DOUBT} column {name!r}: it is empty, other than in the server's table; is it named otherwise?"
+                f"{DOUBT} column {name!r}: it is empty here, and the schema has values of it; is it named otherwise?"
             )
     for name, (mean, deviation) in schema.numbers.items():
         values = (table.numbers(name) - mean) / deviation
