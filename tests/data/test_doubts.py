@@ -64,7 +64,9 @@ def test_an_empty_column_is_named() -> None:
             table(empty, "ill", schema=schema)
         assert error.value.public is not None
     schema = table(SERVER, "ill", missing="mean").schema
-    with pytest.warns(LikelyMistake, match="check column 'creatinine': it is empty here, and the schema has values of it"):
+    with pytest.warns(
+        LikelyMistake, match="check column 'creatinine': it is empty here, and the schema has values of it"
+    ):
         table(empty, "ill", schema=schema)
 
 
