@@ -186,9 +186,9 @@ def read_model(
     round: int | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """As `load_model`, together with the file's metadata; `run` may be a model's file."""
-    path = _place(Path(run), client, round)
-    if path != Path(run):
+    if Path(run).is_dir():
         check_own(Path(run))
+    path = _place(Path(run), client, round)
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
