@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -186,7 +187,7 @@ def read_model(
     round: int | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """As `load_model`, together with the file's metadata; `run` may be a model's file."""
-    if Path(run).is_dir():
+    if os.path.lexists(Path(run) / "config.toml"):  # else it is no run's folder, which is said below
         check_own(Path(run))
     path = _place(Path(run), client, round)
     try:
@@ -302,7 +303,9 @@ def _number(path: Path) -> int:
 
 def _rounds(run: Path) -> tuple[int | None, int | None]:
     """A run's best round, if its model is kept, and its last, by its result.json; None if unknown."""
-    with suppress(OSError, ValueError, AttributeError):
+    if not (run / "config.toml").is_file():
+        return None, None
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
         result = json.loads((run / "result.json").read_text())
         best, last = result.get("best_model", {}).get("round"), result.get("rounds")
         return best if isinstance(best, int) else None, last if isinstance(last, int) else None
