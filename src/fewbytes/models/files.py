@@ -187,7 +187,7 @@ def read_model(
     round: int | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """As `load_model`, together with the file's metadata; `run` may be a model's file."""
-    if os.path.lexists(Path(run) / "config.toml"):  # else it is no run's folder, which is said below
+    if os.path.lexists(Path(run) / "config.toml"):  # other folders are refused below
         check_own(Path(run))
     path = _place(Path(run), client, round)
     try:
