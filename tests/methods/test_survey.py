@@ -28,7 +28,7 @@ from fewbytes.experiments.survey_schema import with_survey
 from fewbytes.experiments.surveying import survey_task, terms_of_node
 from fewbytes.experiments.tasks import find
 from fewbytes.methods.survey.figures import ColumnFigures, cells, describe, pooled, shown
-from fewbytes.methods.survey.survey import Survey, Told, check_told
+from fewbytes.methods.survey.survey import Reported, Survey, check_reported
 from fewbytes.report.survey_file import SurveyFile
 from fewbytes.report.survey_findings import Finding
 from fewbytes.running.checkpoint import read_checkpoint
@@ -56,18 +56,18 @@ def hospitals(tmp_path_factory) -> tuple[dict[str, pd.DataFrame], SurveyFile]:
 def test_figures_equal_those_of_pandas_at_each_site_and_pooled(hospitals):
     frames, whole = hospitals
     everything = pd.concat(frames.values())
-    told = {site.name: site.columns for site in whole.sites} | {"pooled": whole.pooled}
+    reported = {site.name: site.columns for site in whole.sites} | {"pooled": whole.pooled}
     assert {site.name: site.samples for site in whole.sites} == {site: len(frame) for site, frame in frames.items()}
     for name, frame in {**frames, "pooled": everything}.items():
         for column in ("age", "glucose"):
-            found, true = told[name][column], frame[column]
+            found, true = reported[name][column], frame[column]
             assert found.missing == true.isna().sum()
             assert found.mean == pytest.approx(true.mean(), rel=1e-12)
             assert found.deviation == pytest.approx(true.std(ddof=0), rel=1e-12)
             assert sum(found.counts) == true.notna().sum()
         for column in ("smoker", "ill"):
-            assert told[name][column].categories == frame[column].value_counts().to_dict()
-            assert told[name][column].other == 0
+            assert reported[name][column].categories == frame[column].value_counts().to_dict()
+            assert reported[name][column].other == 0
 
 
 def test_histograms_are_numpys_and_quantiles_are_off_by_at_most_one_cell(hospitals):
@@ -166,10 +166,10 @@ def test_no_cell_has_fewer_values_than_the_minimum(values, least):
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 40), max_size=8), st.integers(1, 20))
 def test_no_category_of_few_samples_is_told_or_follows_from_the_sum(named, least):
     kept, other = shown(named, least)
-    told = sum(kept.values()) + (other or 0)
+    reported = sum(kept.values()) + (other or 0)
     assert all(count >= least for count in kept.values())
     assert other is None or other == 0 or other >= least
-    assert told in (sum(named.values()), 0)  # 0: fewer than the minimum in all
+    assert reported in (sum(named.values()), 0)  # 0: fewer than the minimum in all
 
 
 def test_few_missing_values_count_as_known():
@@ -311,11 +311,13 @@ def test_fewer_than_three_sites_that_tell_equally_little_are_in_no_sum(tmp_path,
     clients = write_tables(tmp_path / "clients", tables())
     whole = surveyed_at(tmp_path / "runs", clients, tell, target=["ill"])
     assert not whole.hidden
-    assert whole.left_out == [name for name, told in zip(SITES, tell.split(","), strict=True) if told != "figures"]
-    told = {site.name: (site.samples is not None, list(site.columns)) for site in whole.sites}
+    assert whole.left_out == [
+        name for name, reported in zip(SITES, tell.split(","), strict=True) if reported != "figures"
+    ]
+    reported = {site.name: (site.samples is not None, list(site.columns)) for site in whole.sites}
     expected = {"nothing": (False, []), "sizes": (True, []), "labels": (True, ["ill"])}
     for name, what in zip(SITES, tell.split(","), strict=True):
-        assert what == "figures" or told[name] == expected[what]
+        assert what == "figures" or reported[name] == expected[what]
 
 
 def test_a_site_joins_only_sums_of_sites_that_tell_as_little(tmp_path):
@@ -339,7 +341,7 @@ def test_a_site_that_requires_secure_aggregation_tells_nothing_alone():
 
 def test_a_description_that_does_not_add_up_is_refused():
     sound = {"age": ColumnFigures("numbers", 20, 0, 1.0, 1.0, [0.5], [10, 10])}
-    check_told(0, Told.of("figures", 20, [], sound))
+    check_reported(0, Reported.of("figures", 20, [], sound))
     for wrong in (
         ColumnFigures("numbers", 20, 0, 1.0, 1.0, [0.5], [10, 10, 10]),
         ColumnFigures("numbers", 20, 30, 1.0, 1.0, [0.5], [10, 10]),
@@ -348,7 +350,7 @@ def test_a_description_that_does_not_add_up_is_refused():
         ColumnFigures("numbers", -20, 0, 1.0, 1.0, [0.5], [10, 10]),
     ):
         with pytest.raises(MethodError, match="does not add up"):
-            check_told(0, Told.of("figures", 20, [], {"age": wrong}))
+            check_reported(0, Reported.of("figures", 20, [], {"age": wrong}))
 
 
 # ------------------------------------------------------------------------------------------------- a run by a survey

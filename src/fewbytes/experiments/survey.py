@@ -25,13 +25,13 @@ def survey_here(settings: dict[str, Any], out: Path, tell: Sequence[str]) -> Pat
         if each not in TELL:
             raise UserError(f"--tell is one of {', '.join(TELL)}, for all sites or one for each, not {each!r}")
     count = experiment.partition.clients
-    told = list(tell) * count if len(tell) == 1 else list(tell)
-    if len(told) != count:
+    reported = list(tell) * count if len(tell) == 1 else list(tell)
+    if len(reported) != count:
         raise UserError(
             f"--tell names {len(tell)} sites, and there are {count}: give one word for all, or one for each"
         )
     salt = secrets.token_hex(16) if experiment.parameters.get("duplicates") else ""
-    terms = [SiteTerms(each, 1, salt) for each in told]  # type: ignore[arg-type]
+    terms = [SiteTerms(each, 1, salt) for each in reported]  # type: ignore[arg-type]
     job = PreparedRun(settings, survey_task(experiment, None, terms.__getitem__))
     job.check()
     folder = new_folder(out, "survey")

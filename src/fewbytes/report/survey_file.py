@@ -12,7 +12,7 @@ from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.files import replacing
 from fewbytes.base.parquet import read_parquet
 from fewbytes.methods.survey.figures import ColumnFigures, pooled_columns
-from fewbytes.methods.survey.survey import Gathered, Told, common
+from fewbytes.methods.survey.survey import Gathered, Reported, common
 from fewbytes.report.survey_findings import Finding, drift, findings
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack_state
@@ -90,7 +90,7 @@ def survey_of(folder: Path, names: Sequence[str] = ()) -> SurveyFile:
     least, known = int(result["parameters"]["min_count"]), dict(enumerate(names))
     called = {i: known.get(i, f"client {i}") for i in range(int(result["clients"]))}
     moved = read_parquet(folder / "ledger.parquet", ["client", "bytes_up", "bytes_down"]).to_pydict()
-    sites = {i: _site(called[i], told) for i, told in state.told.items()}
+    sites = {i: _site(called[i], reported) for i, reported in state.reported.items()}
     for client, up, down in zip(*moved.values(), strict=True):
         if client in sites:
             sites[client].uplink_bytes += up
@@ -102,7 +102,7 @@ def survey_of(folder: Path, names: Sequence[str] = ()) -> SurveyFile:
     whole = SurveyFile(
         VERSION,
         least,
-        list(dict.fromkeys(name for told in state.told.values() for name in told.target)),
+        list(dict.fromkeys(name for reported in state.reported.values() for name in reported.target)),
         list(sites.values()),
         hidden,
         absent=[called[i] for i in called if i not in sites],
@@ -118,13 +118,13 @@ def survey_of(folder: Path, names: Sequence[str] = ()) -> SurveyFile:
     ]
     whole.pooled = pooled_columns([*(each.columns for each in counted), *(each.columns for each in hidden)])
     whole.quantiles = {name: read for name, of in whole.pooled.items() if (read := quantiles(of))}
-    told = {each.name: each.columns for each in whole.sites if each.columns}
-    whole.drift = drift(told)
+    reported = {each.name: each.columns for each in whole.sites if each.columns}
+    whole.drift = drift(reported)
     whole.common = [
         Common((called[i], called[j]), count if count >= least or not count else None)
-        for (i, j), count in common(state.told).items()
+        for (i, j), count in common(state.reported).items()
     ]
-    whole.findings = findings(told, whole.target, least)
+    whole.findings = findings(reported, whole.target, least)
     return whole
 
 
@@ -142,10 +142,10 @@ def quantiles(figures: ColumnFigures) -> dict[str, float]:
     return {share: value for share, value in found.items() if value is not None}
 
 
-def _site(name: str, told: Told) -> SurveyedSite:
-    return SurveyedSite(name, told.tells, told.samples, told.figures())
+def _site(name: str, reported: Reported) -> SurveyedSite:
+    return SurveyedSite(name, reported.tells, reported.samples, reported.figures())
 
 
 def _named(state: Gathered, tells: str, called: Mapping[int, str]) -> list[str]:
     """The names of the sites that tell this."""
-    return [called[i] for i, told in state.told.items() if told.tells == tells]
+    return [called[i] for i, reported in state.reported.items() if reported.tells == tells]

@@ -179,13 +179,13 @@ def _number(value: float | None) -> str:
 
 
 def _of_categories(column: str, of: Mapping[str, ColumnFigures], learnt: bool, least: int) -> Iterator[Finding]:
-    told = {site: set(figures.categories) for site, figures in of.items() if figures.categories}
-    every = set[str]().union(*told.values())
+    reported = {site: set(figures.categories) for site, figures in of.items() if figures.categories}
+    every = set[str]().union(*reported.values())
     few = f"no sample, or fewer than {least}," if least > 1 else "no sample"
-    odd = [site for site in told if _own(told, site) and every - told[site]]
-    usual = {site: names for site, names in told.items() if site not in odd} or dict([*told.items()][:1])
+    odd = [site for site in reported if _own(reported, site) and every - reported[site]]
+    usual = {site: names for site, names in reported.items() if site not in odd} or dict([*reported.items()][:1])
     expected = set[str]().union(*usual.values())
-    for site, names in told.items():
+    for site, names in reported.items():
         kind: Literal["classes", "categories"] = "classes" if learnt else "categories"
         if site not in usual:
             text = f"{column!r}: {site} has {listed(sorted(names - expected))}, which other sites lack"
@@ -197,7 +197,7 @@ def _of_categories(column: str, of: Mapping[str, ColumnFigures], learnt: bool, l
     by = {name: name.strip().casefold() for name in every}
     for written in sorted({w for w in by.values() if sum(w == other for other in by.values()) > 1}):
         spelt = sorted(name for name, other in by.items() if other == written)
-        where = [site for site, known in told.items() if known & set(spelt)]
+        where = [site for site, known in reported.items() if known & set(spelt)]
         yield Finding(
             "categories", column, where, f"{column!r}: {listed(spelt)} are spellings of one category: choose one"
         )
@@ -210,9 +210,9 @@ def _of_categories(column: str, of: Mapping[str, ColumnFigures], learnt: bool, l
             yield Finding("drift", column, [site], text)
 
 
-def _own(told: Mapping[str, set[str]], site: str) -> set[str]:
+def _own(reported: Mapping[str, set[str]], site: str) -> set[str]:
     """The categories that no other site has."""
-    return told[site] - set[str]().union(*(names for other, names in told.items() if other != site))
+    return reported[site] - set[str]().union(*(names for other, names in reported.items() if other != site))
 
 
 def _of_presence(column: str, of: Mapping[str, ColumnFigures], lacking: Sequence[str]) -> Iterator[Finding]:

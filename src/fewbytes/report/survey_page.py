@@ -56,9 +56,9 @@ def write_survey(folder: Path, names: Sequence[str] = ()) -> Path:
 
 def page(whole: SurveyFile) -> str:
     """The HTML page of a survey."""
-    told = {site.name: site.columns for site in whole.sites if site.columns}
+    reported = {site.name: site.columns for site in whole.sites if site.columns}
     groups = {f"{len(each.sites)} sites together": each.columns for each in whole.hidden}
-    views = _views(whole, told)
+    views = _views(whole, reported)
     found = {
         title: [each.text for each in whole.findings if each.kind == kind]
         for kind, title in KINDS.items()
@@ -73,16 +73,22 @@ def page(whole: SurveyFile) -> str:
         title="What the sites have",
         facts=facts_of(whole),
         found=found,
-        heads=["column", *told, *groups, "all together"],
+        heads=["column", *reported, *groups, "all together"],
         rows=[
-            (name, [*(_cell(each.get(name)) for each in (*told.values(), *groups.values())), _pooled_cell(whole, name)])
-            for name in dict.fromkeys((*whole.pooled, *(name for each in told.values() for name in each)))
+            (
+                name,
+                [
+                    *(_cell(each.get(name)) for each in (*reported.values(), *groups.values())),
+                    _pooled_cell(whole, name),
+                ],
+            )
+            for name in dict.fromkeys((*whole.pooled, *(name for each in reported.values() for name in each)))
         ],
         views={name: pieces.cut(name, 40) for name in views},
-        legend=dict(enumerate(told)),
-        sites=[*told],
+        legend=dict(enumerate(reported)),
+        sites=[*reported],
         drift=[
-            (name, [(f"{by[site]:+.2f}", abs(by[site]) >= LARGE) if site in by else ("", False) for site in told])
+            (name, [(f"{by[site]:+.2f}", abs(by[site]) >= LARGE) if site in by else ("", False) for site in reported])
             for name, by in sorted(drifting.items(), key=lambda each: -max(map(abs, each[1].values())))
         ],
         steady=len(steady),
@@ -93,7 +99,7 @@ def page(whole: SurveyFile) -> str:
             (
                 site.name,
                 TELLS.get(site.tells, site.tells),
-                _count(site.samples, whole.min_count) if site.samples else "not told",
+                _count(site.samples, whole.min_count) if site.samples else "not reported",
                 f"{site.uplink_bytes:,}",
                 f"{site.downlink_bytes:,}",
             )
@@ -170,17 +176,19 @@ def _written(value: float | None) -> str:
 # Charts ---------------------------------------------------------------------------------------------------------------
 
 
-def _views(whole: SurveyFile, told: Mapping[str, Mapping[str, ColumnFigures]]) -> dict[str, tuple[list[Trace], Layout]]:
+def _views(
+    whole: SurveyFile, reported: Mapping[str, Mapping[str, ColumnFigures]]
+) -> dict[str, tuple[list[Trace], Layout]]:
     """A chart for each column with something to draw, those that differ most first."""
     urgent = {each.column for each in whole.findings}
     order = sorted(
-        dict.fromkeys(name for each in told.values() for name in each),
+        dict.fromkeys(name for each in reported.values() for name in each),
         key=lambda name: (name not in urgent, -max(map(abs, whole.drift.get(name, {"": 0.0}).values()))),
     )
     found: dict[str, tuple[list[Trace], Layout]] = {}
     for name in order:
-        of = {site: columns[name] for site, columns in told.items() if name in columns}
-        if (traces := [*_traces(of, [*told])]) and len(found) < DRAWN:
+        of = {site: columns[name] for site, columns in reported.items() if name in columns}
+        if (traces := [*_traces(of, [*reported])]) and len(found) < DRAWN:
             numbers = any(trace["type"] == "scatter" for trace in traces)
             across: dict[str, Any] = {"title": pieces.plain(name)} | ({} if numbers else {"type": "category"})
             up = {"title": "share of the values per unit" if numbers else "share of the samples", "rangemode": "tozero"}

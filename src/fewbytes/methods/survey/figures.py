@@ -150,8 +150,8 @@ def pooled(sites: Iterable[ColumnFigures]) -> ColumnFigures:
     kind = max(sorted(rows), key=lambda kind: rows[kind])
     found = [each for each in found if each.kind == kind]
     lacking = [each.missing for each in found]
-    told = sum(each or 0 for each in lacking)
-    figures = ColumnFigures(kind, rows[kind], told if told or None not in lacking else None)
+    reported = sum(each or 0 for each in lacking)
+    figures = ColumnFigures(kind, rows[kind], reported if reported or None not in lacking else None)
     if kind == "categories":
         for each in found:
             for text, count in each.categories.items():

@@ -61,7 +61,7 @@ class ToldColumn:
 
 
 @payload
-class Told:
+class Reported:
     """What a site reports: its number of samples (None: not reported), the names of the columns to learn, all columns,
     and the edges and counts of their cells, column after column. `near`: digests of its samples, ascending, without
     repeats; empty if it takes no part in that."""
@@ -82,9 +82,9 @@ class Told:
         target: Sequence[str],
         columns: Mapping[str, ColumnFigures],
         near: bytes = b"",
-    ) -> Told:
+    ) -> Reported:
         """From figures by column."""
-        told = [
+        reported = [
             ToldColumn(
                 name, f.kind, f.rows, f.missing, f.mean, f.deviation, len(f.edges), len(f.counts), f.categories,
                 f.other, f.why,
@@ -94,7 +94,7 @@ class Told:
         edges = [edge for f in columns.values() for edge in f.edges]
         counts = [count for f in columns.values() for count in f.counts]
         return cls(
-            tells, samples, list(target), told, torch.tensor(edges, dtype=torch.float64),
+            tells, samples, list(target), reported, torch.tensor(edges, dtype=torch.float64),
             torch.tensor(counts, dtype=torch.int64), near,
         )  # fmt: skip
 
@@ -111,15 +111,15 @@ class Told:
         return found
 
 
-def check_told(client: Id, told: Told) -> None:
+def check_reported(client: Id, reported: Reported) -> None:
     """Raises MethodError for a reply that does not add up."""
-    edges, cells = (sum(getattr(c, name) for c in told.columns) for name in ("edges", "cells"))
-    sound = len(told.edges) == edges and len(told.counts) == cells and len(told.near) % DIGEST == 0
-    for c in told.columns:
+    edges, cells = (sum(getattr(c, name) for c in reported.columns) for name in ("edges", "cells"))
+    sound = len(reported.edges) == edges and len(reported.counts) == cells and len(reported.near) % DIGEST == 0
+    for c in reported.columns:
         sound &= 0 <= c.edges < CELLS and c.cells in (0, c.edges + 1) and len(c.categories) <= MOST_NAMED
         sound &= c.rows >= 0 and 0 <= (c.missing or 0) <= c.rows and (c.deviation or 0) >= 0
         sound &= (c.mean is None) == (c.deviation is None) and (c.cells == 0) == (c.mean is None)
-    if not sound or bool((told.counts < 0).any()):
+    if not sound or bool((reported.counts < 0).any()):
         raise MethodError("its description of its data does not add up")
 
 
@@ -127,7 +127,7 @@ def check_told(client: Id, told: Told) -> None:
 class Gathered:
     """The server's state: what each site reported; and by what sites tell, the plan and the sum of their vectors."""
 
-    told: dict[int, Told] = field(default_factory=dict)
+    reported: dict[int, Reported] = field(default_factory=dict)
     plans: dict[str, Plan] = field(default_factory=dict)
     sums: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
@@ -163,7 +163,7 @@ class Survey(Method):
             return task
         privacy.check(self.method_name, self.promises.protects)
         if self.duplicates:
-            raise UserError("digests of samples cannot be told with noise: leave out --duplicates, or --dp")
+            raise UserError("digests of samples cannot be reported with noise: leave out --duplicates, or --dp")
         terms = SamplePrivacy(privacy, 1, 1, MOST_SAMPLES, steps=1)
         agreed = {**task.problem.agreed, "dp": f"{privacy}, once"}
         return replace(task, problem=replace(task.problem, privacy=terms, agreed=agreed))  # type: ignore[type-var]
@@ -181,10 +181,12 @@ class Survey(Method):
         return TOTALS.client(site)
 
     def round(self, state: Gathered, net: Network, t: int) -> None:
-        state.told = dict(net.call(self.introduce, to=net.clients, check=check_told))
-        known = pooled_columns([told.figures() for told in state.told.values() if told.tells == "figures"])
+        state.reported = dict(net.call(self.introduce, to=net.clients, check=check_reported))
+        known = pooled_columns(
+            [reported.figures() for reported in state.reported.values() if reported.tells == "figures"]
+        )
         for tells in HIDDEN:
-            sites = [i for i, told in state.told.items() if told.tells == tells]
+            sites = [i for i, reported in state.reported.items() if reported.tells == tells]
             plan = plan_of(tells, known)
             if len(sites) < LEAST or not plan.columns or net.problem.privacy is not None:
                 continue
@@ -193,19 +195,19 @@ class Survey(Method):
                 state.plans[tells] = plan
                 state.sums[tells] = added_up(reply.sums.dense(), len(sites))
 
-    def introduce(self, state: Any, message: None, site: Site) -> Told:
+    def introduce(self, state: Any, message: None, site: Site) -> Reported:
         """What the site reports of its data."""
         about, terms = described_at(site)
         least = max(self.min_count, terms.min_count)
         samples = about.rows if terms.tell != "nothing" and about.rows >= least else None
-        told = {"figures": list(about.columns), "labels": list(about.target)}.get(terms.tell, [])
-        described = {name: about.columns[name] for name in told if samples and name in about.columns}
+        reported = {"figures": list(about.columns), "labels": list(about.target)}.get(terms.tell, [])
+        described = {name: about.columns[name] for name in reported if samples and name in about.columns}
         if site.problem.privacy is not None and samples:
             samples, columns = noisy_figures(site, described, samples, least)
         else:
             columns = {name: describe(column, least) for name, column in described.items()}
         near = self.digests(about, terms.salt) if self.duplicates and terms.salt and samples else b""
-        return Told.of(terms.tell, samples, [name for name in about.target if name in columns], columns, near)
+        return Reported.of(terms.tell, samples, [name for name in about.target if name in columns], columns, near)
 
     def digests(self, about: Figures, salt: str) -> bytes:
         """Salted digests of the samples, ascending, without repeats."""
@@ -214,7 +216,9 @@ class Survey(Method):
         return b"".join(sorted(found))
 
 
-def common(sites: Mapping[Id, Told]) -> dict[tuple[Id, Id], int]:
+def common(sites: Mapping[Id, Reported]) -> dict[tuple[Id, Id], int]:
     """By pair of sites, the number of samples of one that have a near-duplicate at the other."""
-    near = {i: set(np.frombuffer(told.near, f"S{DIGEST}").tolist()) for i, told in sites.items() if told.near}
+    near = {
+        i: set(np.frombuffer(reported.near, f"S{DIGEST}").tolist()) for i, reported in sites.items() if reported.near
+    }
     return {(i, j): len(near[i] & near[j]) for i in near for j in near if i < j}
