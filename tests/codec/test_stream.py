@@ -26,7 +26,8 @@ def state(seed: int, size: int = 400) -> dict[str, torch.Tensor]:
 
 
 def moved(held: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    return {name: value + 0.01 * state(seed)[name] for name, value in held.items()}
+    other = state(seed, len(held["w"]))
+    return {name: value + 0.01 * other[name] for name, value in held.items()}
 
 
 def equal(one, other) -> bool:
@@ -36,22 +37,29 @@ def equal(one, other) -> bool:
 @settings(max_examples=40)
 @given(
     st.sampled_from([None, 0.5, 2.0]),
+    st.booleans(),
     st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from(["send", "lost", "unconfirmed", "restart", "gone"])), max_size=25
     ),
 )
-def test_whatever_is_lost_a_receiver_ends_with_what_the_stream_says(bits, events):
+def test_whatever_is_lost_a_receiver_ends_with_what_the_stream_says(bits, known, events):
     """Receivers get messages, lose them, get them without the sender hearing of it, restart with or without their
     state; each message that is decoded leads to the stream's version, and none that cannot be decoded goes unseen."""
-    stream, receivers, model = Stream(bits), [Decoder() for _ in range(3)], state(0)
+    first = state(0) if known else None
+    stream, model = Stream(bits, first=first), state(0)
+    firsts = [first, None if known else state(1), first]  # of the second receiver: other first weights, or none
+    receivers = [Decoder(first=each) for each in firsts]
     for n, (i, event) in enumerate(events):
         model = stream.advance(moved(model, n))
         if event == "gone":
-            receivers[i] = Decoder()
+            receivers[i] = Decoder(first=firsts[i])
         if event == "restart":
             saved = receivers[i].state()
-            receivers[i] = Decoder()
+            receivers[i] = Decoder(first=firsts[i])
             receivers[i].load(saved)
+            saved = stream.state()
+            stream = Stream(bits, first=first)
+            stream.load(saved)
         if event == "lost":
             stream.message(i)
             continue
@@ -82,6 +90,43 @@ def test_differences_are_small_and_a_model_sent_again_costs_nothing():
     assert stream.version == 2
     assert len(stream.message("a")) < 250
     assert equal(decoder.decode(stream.message("a")), stream.held)
+
+
+@pytest.mark.parametrize("bits", [None, 1])
+def test_first_weights_that_both_ends_hold_are_not_sent(bits):
+    first = state(0, 40_000)
+    stream, near, other, none = Stream(bits, first=first), Decoder(first=first), Decoder(first=state(1)), Decoder()
+    held = stream.advance(first)
+    assert len(stream.message("near")) < 200
+    assert equal(near.decode(stream.message("near")), held)
+    for receiver in (other, none):
+        with pytest.raises(DecodeError) as raised:
+            receiver.decode(stream.message("new"))
+        assert raised.value.code == "base"
+    stream.forget("new")
+    assert equal(none.decode(stream.message("new")), held)
+    for n in range(4):
+        held = stream.advance(moved(held, n))
+        late = Decoder(first=first)
+        message = stream.message(f"late {n}")
+        assert equal(late.decode(message), held)
+        assert len(message) < len(Stream.message(plain(held, bits), "late"))
+    stream.advance(state(7, 40_000))  # nothing like the first weights: whole, and not longer for them
+    assert len(stream.message("later")) <= 1.01 * len(plain(state(7, 40_000), bits).message("later"))
+
+
+def plain(model, bits) -> Stream:
+    stream = Stream(bits)
+    stream.advance(model)
+    return stream
+
+
+def test_first_weights_may_change_afterwards():
+    first = state(0)
+    stream, decoder = Stream(first=first), Decoder(first=first)
+    held = stream.advance(first)
+    first["w"] += 1
+    assert equal(decoder.decode(stream.message(0)), held)
 
 
 def test_what_rounding_lost_is_sent_with_the_next_version():

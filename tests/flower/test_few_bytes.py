@@ -106,7 +106,7 @@ class Nodes(MemoryGrid):
         self.before(message, context)
         try:
             return copy.deepcopy(self.app(copy.deepcopy(message), context))
-        except KeyError as error:
+        except (KeyError, TypeError) as error:
             return Message(Error(2, str(error)), reply_to=message)
 
 
@@ -141,6 +141,24 @@ def test_without_bits_the_app_gets_what_it_had_to_the_bit(plain):
     assert accuracy == plain
     assert grid.ledger.totals["up"] < grid.ledger.totals["plain_up"]
     assert grid.ledger.totals["down"] < 0.7 * grid.ledger.totals["plain_down"]
+
+
+def start() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return Net().state_dict()
+
+
+@pytest.mark.parametrize("mods", ["equal", "without", "others", "none"])
+def test_first_weights_are_not_sent_to_who_has_them(plain, mods):
+    """A client that does not have them, or has others, or does not use the mod, gets them, and the same comes of it."""
+    made = {"equal": start, "without": None, "others": lambda: Net().state_dict()}
+    nodes = Nodes(client_app([] if mods == "none" else [fewbytes_mod(first=made[mods])]))
+    grid = FewGrid(nodes, first=start)
+    accuracy = run(grid)
+    assert accuracy == plain
+    whole, down = CLIENTS * sum(value.nbytes for value in start().values()), grid.ledger.totals["down"]
+    _, without = few()
+    assert down < without.ledger.totals["down"] - 0.9 * whole if mods == "equal" else down > whole
 
 
 def test_half_a_bit_up_and_one_down_learn_as_well(plain):

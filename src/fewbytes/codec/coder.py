@@ -12,6 +12,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.rate import FEWEST, MOST, Rate
 from fewbytes.codec.delta import base_for, received
+from fewbytes.codec.first import First
 from fewbytes.codec.states import (
     KINDS,
     AnyState,
@@ -80,13 +81,19 @@ def decode(data: bytes, base: AnyState | None = None, limit: int = LIMIT) -> Any
     return unpackable(decoded(data, None if base is None else packable(base), limit))
 
 
-def decoded(data: bytes, base: Packable | None, limit: int = LIMIT) -> Packable:
-    """The payload in a message. Raises FrameError."""
+def decoded(data: bytes, base: Packable | None, limit: int = LIMIT, first: First | None = None) -> Packable:
+    """The payload in a message, coded against `base` or, without one, `first`. Raises FrameError."""
     parsed = Parsed(data, max(MOST_ITEMS, limit // PER_ITEM))
     if parsed.kind not in KINDS:
         raise FrameError("type", f"the frame holds a {parsed.kind[:80]!r}, which is no state")
-    layout = None if base is None else layout_of(base)
-    known = None if base is None or layout is None else base_for(parsed, base, layout)
+    layout, known = None, None
+    if base is not None:
+        layout = layout_of(base)
+        known = base_for(parsed, base, layout)
+    elif parsed.base_hash:
+        if first is None:
+            raise FrameError("base", "the message is coded against a state that is not held here")
+        layout, known = first.layout, first.base(parsed.base_hash)
     return unpack(KINDS[parsed.kind], parsed, layout=layout, base=known, limit=limit)
 
 

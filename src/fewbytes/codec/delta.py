@@ -71,6 +71,13 @@ class Coding:
     fine: Set[str] = frozenset()
     first: First | None = None
 
+    @property
+    def against(self) -> Base | None:
+        """What a first or whole message is coded against."""
+        if self.first is None:
+            return None
+        return self.first.on_grid if self.rate else self.first.exact
+
 
 def serialised(message: Any, layout: Layout) -> bytes:
     """A message as sender and receiver keep it: an uncoded frame, whose digest identifies it at both ends."""
@@ -115,7 +122,7 @@ def started(
         if first is not None and unit <= first.unit:
             unit = first.unit  # so that the first weights, if these are they, become those of `first`
         message = _moved(message, coding, unit)
-    frame = pack(message, layout=layout, base=None if first is None else first.on_grid, coded=coding.coded)
+    frame = pack(message, layout=layout, base=coding.against, coded=coding.coded)
     new = received(message, layout)
     kept = bytes(frame) if shared and unit and len(frame) < SMALL * len(new.kept) else b""
     return DeltaStream(name, number, new.kept, {}, first=kept, unit=unit), new, frame
@@ -181,8 +188,7 @@ def _bases(
     """The values on the grid of earlier messages, each valid until the next is asked for, and the smallest step since:
     of the first message, and of others the last message's less the differences since."""
     if None in since and stream.first:
-        against = None if coding.first is None else coding.first.on_grid
-        message = unpack(type(now), stream.first, layout=coding.layout, base=against, limit=LIMIT)
+        message = unpack(type(now), stream.first, layout=coding.layout, base=coding.against, limit=LIMIT)
         whole = received(message, coding.layout).base
         yield None, Base(whole.digest, {}, whole.values), stream.finest
     oldest = min((number for number in since if number is not None), default=stream.number)

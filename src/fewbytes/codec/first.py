@@ -6,8 +6,9 @@ from functools import cached_property
 
 from blake3 import blake3
 
+from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
-from fewbytes.wire import Base
+from fewbytes.wire import Base, Layout
 from fewbytes.wire.grid import snapped, unit_of
 from fewbytes.wire.values import flat_words
 
@@ -36,3 +37,15 @@ class First:
     def on_grid(self) -> Base:
         """The weights as multiples of the unit."""
         return Base(blake3(self.exact.digest).digest(), snapped(dict(self.exact.tensors), self.unit))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The names, types and shapes of the weights."""
+        return Layout.of(dict(self.exact.tensors))
+
+    def base(self, named: bytes) -> Base:
+        """The base that a frame names by the start of its digest. Raises FrameError if these weights are not it."""
+        for base in (self.exact, self.on_grid):
+            if base.digest.startswith(named):
+                return base
+        raise FrameError("base", "the message is coded against first weights that are not those given here")

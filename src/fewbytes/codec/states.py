@@ -18,6 +18,8 @@ Array = NDArray[Any]
 AnyState = Mapping[str, Tensor] | Mapping[str, Array] | Sequence[Array]
 """What is encoded: a state dict of torch tensors, NumPy arrays by name, or NumPy arrays in order."""
 S = TypeVar("S", bound=AnyState)
+FirstState = AnyState | Callable[[], AnyState] | None
+"""First weights that both ends hold, or what makes them; None: there are none."""
 Exact = Callable[[str], bool] | Collection[str | int] | None
 """Which tensors are not rounded: a function of the name, names, or positions; None: statistics of normalisation."""
 STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
@@ -80,6 +82,11 @@ def unpackable(packed: Packable) -> Any:
 def copied(packed: Packable) -> Packable:
     """The same values in memory of their own: whoever has the original may change it in place."""
     return type(packed)(Dense({name: value.clone() for name, value in packed.values.dense().items()}))
+
+
+def first_state(first: FirstState) -> AnyState | None:
+    """The first weights, made if need be."""
+    return first() if callable(first) else first
 
 
 def layout_of(packed: Packable) -> Layout:

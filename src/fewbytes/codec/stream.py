@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.codec.coder import LIMIT, check_bits, decoded, same
 from fewbytes.codec.delta import Coding, DeltaStream, advanced, merged, serialised, started
+from fewbytes.codec.first import First
 from fewbytes.codec.states import (
     AnyState,
     Exact,
@@ -30,8 +33,8 @@ UNLIMITED = 1 << 62  # bytes, of what was made here
 
 @payload
 class Versions:
-    """What travels: the last `frames` up to a `version` of a stream, or one whole message. Streams that round send the
-    last frame only."""
+    """What travels: the last `frames` up to a `version` of a stream, or a whole message and what leads on from it.
+    Streams that round send the last frame only."""
 
     stream: str
     version: int
@@ -52,12 +55,14 @@ class Merged:
 @dataclass
 class Sender:
     """What a stream saves: the version that receivers have, whole, and what leads to it (`DeltaStream`, without what it
-    holds); by receiver, the version that it confirmed, and the last that it was sent."""
+    holds); by receiver, the version that it confirmed, and the last that it was sent; receivers that may not hold the
+    first weights."""
 
     whole: bytes
     stream: DeltaStream
     receivers: dict[str, int]
     sent: dict[str, int]
+    others: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -73,10 +78,11 @@ class Stream:
     """The sender's side: `advance` makes a version of a state, and `message` brings one receiver to it.
 
     `bits`, `exact`: as in `Encoder`, for differences. The first message is whole; with `bits`, its values move to a
-    grid, by at most 2^-20 of the largest. `feedback`: whether what rounding lost is added to the next version. It must
-    be if states are made from what receivers hold, as an average of models that they trained is; a server that takes
-    steps on a model of its own has it in that model already. Receivers are named by anything hashable with a distinct
-    `str`.
+    grid, by at most 2^-20 of the largest. `first`: weights that each receiver's `Decoder` was given as well, equal to
+    the bit: the first message is its difference from these, some hundred bytes if it is they. `feedback`: whether what
+    rounding lost is added to the next version. It must be if states are made from what receivers hold, as an average of
+    models that they trained is; a server that takes steps on a model of its own has it in that model already. Receivers
+    are named by anything hashable with a distinct `str`.
 
     >>> import torch
     >>> from fewbytes.codec import Decoder, Stream
@@ -93,16 +99,20 @@ class Stream:
     True
     """
 
-    def __init__(self, bits: float | None = None, *, exact: Exact = None, feedback: bool = True) -> None:
+    def __init__(
+        self, bits: float | None = None, *, exact: Exact = None, feedback: bool = True, first: AnyState | None = None
+    ) -> None:
         check_exact(exact)
         self._rate, self._exact, self._feedback = check_bits(bits), exact, feedback
+        self._first = _first(first)
         self._stream = DeltaStream(secrets.token_hex(8), 0, b"", {}, [])
         self._receivers: dict[str, int] = {}
         self._sent: dict[str, int] = {}
+        self._others: set[str] = set()
         self._given: Packable | None = None
         self._now: Packable | None = None
-        self._whole = b""
-        self._merged: dict[int, bytes | None] = {}  # by the version that it leads from
+        self._whole: dict[bool, bytes] = {}  # by whether it is coded against the first weights
+        self._merged: dict[int | None, bytes | None] = {}  # by the version that it leads from; None: the first message
 
     @property
     def name(self) -> str:
@@ -136,10 +146,11 @@ class Stream:
         if self._follows(packed):
             self._stream, new, *_ = advanced(stream, packed, coding, shared=True)
         else:
+            coding = replace(coding, first=self._first if self._near(packed) else None)
             self._stream, new, _ = started(stream.name, stream.number + 1, packed, coding)
         if not self._feedback:
             self._stream.lost.clear()
-        self._given, self._now, self._whole, self._merged = packed, new.message, b"", {}
+        self._given, self._now, self._whole, self._merged = packed, new.message, {}, {}
         return self.held
 
     def message(self, receiver: Hashable) -> bytes:
@@ -147,13 +158,14 @@ class Stream:
         stream, since = self._stream, self._receivers.get(str(receiver), -1)
         sure = self._sent.get(str(receiver), -1) == since  # else it may hold a later version, and has not confirmed it
         self._sent[str(receiver)] = stream.number
-        steps, most = stream.since(since), len(self._message())
+        steps, whole = stream.since(since), self._frames(known=str(receiver) not in self._others)
+        most = sum(map(len, whole))
         frame = self._merge(since) if sure and steps is not None and len(steps) > 1 and stream.unit else None
         if frame is not None and len(frame) <= most:
             return bytes(pack(Merged(stream.name, stream.number, since, frame), coded=False))
         if steps is not None and sum(map(len, steps)) <= most:
             return bytes(pack(Versions(stream.name, stream.number, False, steps), coded=False))
-        return bytes(pack(Versions(stream.name, stream.number, True, [self._message()]), coded=False))
+        return bytes(pack(Versions(stream.name, stream.number, True, whole), coded=False))
 
     def received(self, receiver: Hashable, version: int) -> None:
         """A receiver has confirmed that it holds a version."""
@@ -161,53 +173,81 @@ class Stream:
         self._sent.setdefault(str(receiver), version)
 
     def forget(self, receiver: Hashable) -> None:
-        """What a receiver holds is not known any more: it gets the next message whole."""
+        """What a receiver holds is not known any more, the first weights neither: it gets the next message whole."""
         self._receivers.pop(str(receiver), None)
+        self._others.add(str(receiver))
 
     def state(self) -> bytes:
         """What to save to continue after a restart: see `load`."""
-        whole = b"" if self._now is None else self._message()
-        return bytes(pack_state(Sender(whole, replace(self._stream, held=b""), self._receivers, self._sent)))
+        whole = b"" if self._now is None else self._message(known=False)
+        return bytes(
+            pack_state(
+                Sender(whole, replace(self._stream, held=b""), self._receivers, self._sent, sorted(self._others))
+            )
+        )
 
     def load(self, data: bytes) -> None:
         """Resume from what `state` returned. Raises DecodeError if it is damaged."""
         kept = unpack_state(Sender, data)
-        self._given, self._now, self._whole, self._merged, held = None, None, kept.whole, {}, b""
+        self._given, self._now, self._whole, self._merged, held = None, None, {}, {}, b""
         if kept.whole:
+            self._whole = {False: kept.whole}
             self._now = decoded(kept.whole, None, UNLIMITED)
             held = serialised(self._now, layout_of(self._now))
         self._stream, self._receivers, self._sent = replace(kept.stream, held=held), kept.receivers, kept.sent
+        self._others = set(kept.others)
 
     def _follows(self, packed: Packable) -> bool:
         """Whether a state is sent as its difference from the last."""
         before = self._now
         if before is None or type(before) is not type(packed) or layout_of(before) != layout_of(packed):
             return False
-        return not self._rate or not _apart(packed, before)
+        return not self._rate or not _apart(packed, before.values.dense())
 
     def _coding(self, packed: Packable) -> Coding:
         exact = exact_names(packed, self._exact) if self._rate else frozenset()
         return Coding(layout_of(packed), rate=self._rate, exact=exact)
 
-    def _merge(self, since: int) -> bytes | None:
-        """One frame that leads from an earlier version to the last."""
+    def _near(self, packed: Packable) -> bool:
+        """Whether a state is worth coding against the first weights."""
+        first = self._first
+        return first is not None and layout_of(packed) == first.layout and not _apart(packed, first.exact.tensors)
+
+    def _merge(self, since: int | None) -> bytes | None:
+        """One frame that leads from an earlier version, or from the first message, to the last version."""
         if since not in self._merged and self._now is not None:
-            made = merged(self._stream, type(self._now), self._coding(self._now), [since])
+            coding = self._coding(self._now)
+            if since is None and Parsed(self._stream.first).base_hash:
+                coding = replace(coding, first=self._first)
+            made = merged(self._stream, type(self._now), coding, [since])
             self._merged[since] = made.get(since)
         return self._merged.get(since)
 
-    def _message(self) -> bytes:
-        """The last version, whole."""
+    def _frames(self, known: bool) -> list[bytes]:
+        """The last version for a receiver that has none. `known`: it holds the first weights, if there are any."""
+        whole, first = self._message(known), self._stream.first
+        if known and self._first is not None and first and self._stream.number > 1:
+            later = self._merge(None)
+            if later is not None and len(first) + len(later) < len(whole):
+                return [first, later]
+        return [whole]
+
+    def _message(self, known: bool) -> bytes:
+        """The last version, whole or, if the receiver has `known` first weights near it, coded against them."""
         if self._now is None:
             raise UserError("the stream has no version yet: call advance first")
-        self._whole = self._whole or bytes(pack(self._now))
-        return self._whole
+        near = known and self._near(self._now)
+        if near not in self._whole:
+            coding = replace(self._coding(self._now), first=self._first if near else None)
+            layout = coding.layout if near else None
+            self._whole[near] = bytes(pack(self._now, layout=layout, base=coding.against))
+        return self._whole[near]
 
 
 class Decoder:
     """The receiver's side of a `Stream`: it holds the last version.
 
-    `limit`: the most bytes that a decoded state may take.
+    `limit`: the most bytes that a decoded state may take. `first`: the weights that the stream was given as well.
 
     >>> import torch
     >>> from fewbytes.codec import Decoder, Stream
@@ -219,8 +259,8 @@ class Decoder:
     1
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
+    def __init__(self, limit: int = LIMIT, *, first: AnyState | None = None) -> None:
+        self._limit, self._first = limit, _first(first)
         self._kept = Receiver("", 0, b"")
         self._now: Packable | None = None
 
@@ -237,9 +277,11 @@ class Decoder:
         update = unpack(kind, parsed, limit=self._limit)
         version, now = self._kept.version, self._now
         if isinstance(update, Versions) and update.whole:
-            if len(update.frames) != 1:
-                raise FrameError("type", "a whole message has one frame")
-            now = decoded(update.frames[0], None, self._limit)
+            if not update.frames:
+                raise FrameError("type", "a whole message has a frame")
+            now = decoded(update.frames[0], None, self._limit, self._first)
+            for frame in update.frames[1:]:
+                now = decoded(frame, now, self._limit)
         else:
             if isinstance(update, Merged):
                 new = {update.since: update.frame}
@@ -268,11 +310,16 @@ class Decoder:
         self._now = decoded(self._kept.held, None, UNLIMITED) if self._kept.held else None
 
 
-def _apart(packed: Packable, before: Packable) -> bool:
+def _first(state: AnyState | None) -> First | None:
+    """First weights, in memory of their own."""
+    return None if state is None else First(copied(packable(state)).values.dense())
+
+
+def _apart(packed: Packable, before: Mapping[str, Tensor]) -> bool:
     """Whether two states of one layout have nothing in common."""
     size = difference = 0.0
     for name, value in packed.values.dense().items():
         if value.is_floating_point():
             size += float(value.double().square().sum())
-            difference += float((value.double() - before.values.dense()[name].double()).square().sum())
+            difference += float((value.double() - before[name].double()).square().sum())
     return not difference <= size

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from fewbytes.base.errors import FrameError, UserError, with_article
 from fewbytes.codec import Stream, decode, encode
 from fewbytes.codec.coder import LIMIT, check_bits, same
-from fewbytes.codec.states import Exact, check_exact, packable
+from fewbytes.codec.states import Exact, FirstState, check_exact, first_state, packable
 from fewbytes.flower.byte_ledger import ByteLedger
 from fewbytes.flower.private.messages import failed, in_reply_to
 from fewbytes.flower.records import KEY, UNKNOWN, Arrays, arrays_of, data_of, encoded, nbytes, record_of, with_records
@@ -45,10 +45,12 @@ class _Flight:
 
 @dataclass
 class _Node:
-    """What is known of a node: whether it uses the mod (None: not known yet), and its last accepted reply's number."""
+    """What is known of a node: whether it uses the mod (None: not known yet), its last accepted reply's number, and
+    whether a message to it is `plain` until it has replied."""
 
     uses_mod: bool | None = None
     accepted: int = 0
+    plain: bool = True
 
 
 @dataclass
@@ -66,6 +68,8 @@ class FewGrid(Grid):
     `bits`: how many each value sent to clients takes, about, as the difference from the model that they hold; None is
     lossless. `exact`: arrays that are not rounded, as in `fewbytes.codec.Encoder`. `feedback`: whether what rounding
     lost is sent with the next model; give False for a strategy that takes steps on a model of its own, such as FedAdam.
+    `first`: the weights that the app starts from, or a function that makes them, as each client's `fewbytes_mod` is
+    given them too: then they are not sent. A client without them, or without the mod, is sent them after all.
     `out`: a folder for `bytes.jsonl`.
     """
 
@@ -76,11 +80,13 @@ class FewGrid(Grid):
         *,
         exact: Exact = None,
         feedback: bool = True,
+        first: FirstState = None,
         out: str | Path | None = None,
     ) -> None:
         check_bits(bits)
-        self._grid = grid
-        self._stream = partial(Stream, bits, exact=exact, feedback=feedback)
+        self._grid, held = grid, first_state(first)
+        self._stream = partial(Stream, bits, exact=exact, feedback=feedback, first=held)
+        self._new = partial(_Node, plain=held is None)
         self._lock = threading.Lock()  # apps of the old style send from a thread for each client
         self._streams: dict[str, Stream] = {}
         self._nodes: dict[int, _Node] = {}
@@ -176,8 +182,8 @@ class FewGrid(Grid):
 
     def _outgoing(self, message: Message, batch: _Batch) -> tuple[_Flight, Message]:
         number = message.metadata.dst_node_id
-        node = self._nodes.setdefault(number, _Node())
-        flight = _Flight(message, {}, {}, node.uses_mod is True)
+        node = self._nodes.setdefault(number, self._new())
+        flight = _Flight(message, {}, {}, node.uses_mod is True or not node.plain)
         if node.uses_mod is False or not (message.has_content() and message.content.array_records):
             self.ledger.sent(message, nbytes(message.content), nbytes(message.content))
             return flight, message
@@ -211,9 +217,12 @@ class FewGrid(Grid):
     def _decoded(self, flight: _Flight, reply: Message) -> Message | None:
         """A reply as the strategy expects it; None if its node is asked again."""
         number = flight.message.metadata.dst_node_id
-        node = self._nodes.setdefault(number, _Node())
+        node = self._nodes.setdefault(number, self._new())
         in_reply_to(reply, flight.first)
         if not reply.has_content():
+            if node.uses_mod is None and not node.plain and flight.versions:  # perhaps as it does not use the mod
+                self._ask_again(flight, number)
+                return None
             return reply
         about = reply.content.config_records.get(KEY)
         if about is None:
@@ -257,7 +266,7 @@ class FewGrid(Grid):
 
     def _ask_again(self, flight: _Flight, number: int) -> None:
         """Send the whole model to a node that does not hold what the message was encoded against."""
-        LOG.info("fewbytes: node %d lost what it held: it gets the whole model", number)
+        LOG.info("fewbytes: node %d does not hold what was assumed: it gets the whole model", number)
         self._nodes[number] = _Node(None, self._nodes[number].accepted)
         for stream in self._streams.values():
             stream.forget(number)
@@ -273,6 +282,7 @@ def compressed(
     *,
     exact: Exact = None,
     feedback: bool = True,
+    first: FirstState = None,
     out: str | Path | None = None,
 ) -> ServerApp:
     """The same ServerApp over a `FewGrid`; its arguments are that grid's. A run config's `fewbytes-out` replaces `out`.
@@ -285,7 +295,7 @@ def compressed(
         raise UserError(f"compressed takes a ServerApp, not {with_article(type(app))}")
     check_bits(bits)
     check_exact(exact)
-    return _Compressed(app, partial(FewGrid, bits=bits, exact=exact, feedback=feedback, out=out))
+    return _Compressed(app, partial(FewGrid, bits=bits, exact=exact, feedback=feedback, first=first, out=out))
 
 
 class _Compressed(ServerApp):

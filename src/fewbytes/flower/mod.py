@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.codec import Decoder, Encoder, decode
 from fewbytes.codec.coder import check_bits
-from fewbytes.codec.states import Exact, check_exact
+from fewbytes.codec.states import Exact, FirstState, check_exact, first_state
 from fewbytes.flower.records import KEY, LARGEST, UNKNOWN, Arrays, arrays_of, data_of, encoded, record_of, with_records
 
 Call = Callable[[Message, Context], Message]
@@ -19,13 +19,15 @@ LOG = logging.getLogger("flwr.fewbytes")
 
 
 def fewbytes_mod(
-    bits: float | None = None, *others: object, exact: Exact = None
+    bits: float | None = None, *others: object, exact: Exact = None, first: FirstState = None
 ) -> Callable[[Message, Context, Call], Message]:
     """A mod that decodes what the server sends and encodes what this client replies.
 
     `bits`: how many each value of a reply to a train message takes, about, as its difference from the model that the
     server sent; what rounding loses is sent in later rounds. None: lossless. `exact`: arrays that are not rounded, as
-    in `fewbytes.codec.Encoder`. Without `compressed` on the server, messages pass through unchanged.
+    in `fewbytes.codec.Encoder`. `first`: the weights that the app starts from, or a function that makes them, if the
+    server's `compressed` is given the same: then they are not sent. Without `compressed` on the server, messages pass
+    through unchanged.
 
     >>> from flwr.clientapp import ClientApp
     >>> from fewbytes.flower.mod import fewbytes_mod
@@ -41,7 +43,7 @@ def fewbytes_mod(
             if message.has_content() and message.content.array_records:
                 LOG.info("fewbytes: the server does not use compressed(): its messages and this node's are plain")
             return call_next(message, context)
-        order, end = message.content.config_records[KEY], _End(context, bits, exact)
+        order, end = message.content.config_records[KEY], _End(context, bits, exact, first)
         try:
             received = end.received(message.content, order)
         except FrameError as error:
@@ -64,8 +66,8 @@ class _End:
     """This node's end of a run: what it holds of the server's models, and what rounding lost of its replies. Both are
     in the node's state, under one key."""
 
-    def __init__(self, context: Context, bits: float | None, exact: Exact) -> None:
-        self._context, self._bits, self._exact = context, bits, exact
+    def __init__(self, context: Context, bits: float | None, exact: Exact, first: FirstState) -> None:
+        self._context, self._bits, self._exact, self._first = context, bits, exact, first
         kept: Mapping[str, Any] = context.state.config_records.get(KEY, {})
         self.number = int(kept.get("number", 0))
         self._decoders, self._encoders = self._loaded(kept)
@@ -101,7 +103,9 @@ class _End:
             elif how == "alone":
                 found[name] = decode(data_of(record), limit=LARGEST)
             else:
-                found[name] = self._decoders.setdefault(name, Decoder(LARGEST)).decode(data_of(record))
+                if name not in self._decoders:
+                    self._decoders[name] = Decoder(LARGEST, first=first_state(self._first))
+                found[name] = self._decoders[name].decode(data_of(record))
         return found
 
     def reply(self, content: RecordDict, received: Mapping[str, Arrays], rounded: bool) -> RecordDict:
