@@ -220,7 +220,7 @@ class FewGrid(Grid):
         node = self._nodes.setdefault(number, self._new())
         in_reply_to(reply, flight.first)
         if not reply.has_content():
-            if node.uses_mod is None and not node.plain and flight.versions:  # perhaps it does not use the mod
+            if node.uses_mod is None and not node.plain and flight.versions:  # it may not use the mod
                 self._ask_again(flight, number)
                 return None
             return reply
