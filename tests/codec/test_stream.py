@@ -121,6 +121,31 @@ def plain(model, bits) -> Stream:
     return stream
 
 
+def test_statistics_that_have_grown_do_not_make_a_message_whole():
+    first = state(0, 40_000)
+    stream = Stream(1, first=first)
+    held = stream.advance(first)
+    stream.received("near", stream.version)
+    stream.advance(moved(held, 1) | {"norm.running_mean": torch.full((3,), 1e4)})
+    assert len(stream.message("near")) < 20_000
+    assert len(stream.message("new")) < 30_000
+
+
+def test_counters_of_batches_that_were_averaged_do_not_make_a_message_whole():
+    """Servers average them with everything else: whole numbers become fractions of another type."""
+    stream, decoder = Stream(), Decoder()
+    counted = {"norm.num_batches_tracked": torch.tensor(4)}
+    held = stream.advance(state(0, 40_000) | counted)
+    whole = stream.message("a")
+    decoder.decode(whole)
+    stream.received("a", decoder.version)
+    averaged = {name: value + 1e-7 for name, value in held.items()} | {"norm.num_batches_tracked": torch.tensor(6.5)}
+    held = stream.advance(averaged)
+    assert held["norm.num_batches_tracked"].equal(torch.tensor(6))
+    assert len(stream.message("a")) < 0.5 * len(whole)
+    assert equal(decoder.decode(stream.message("a")), held)
+
+
 def test_first_weights_may_change_afterwards():
     first = state(0)
     stream, decoder = Stream(first=first), Decoder(first=first)

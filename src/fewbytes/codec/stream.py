@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
+from fewbytes.base.state import State
 from fewbytes.codec.coder import LIMIT, check_bits, decoded, same
 from fewbytes.codec.delta import Coding, DeltaStream, advanced, merged, serialised, started
 from fewbytes.codec.first import First
@@ -29,6 +30,7 @@ from fewbytes.wire.fields import PER_ITEM
 from fewbytes.wire.header import MOST_ITEMS
 
 UNLIMITED = 1 << 62  # bytes, of what was made here
+COUNTER = "num_batches_tracked"  # of batch normalisation
 
 
 @payload
@@ -133,17 +135,18 @@ class Stream:
 
     def is_last(self, state: AnyState) -> bool:
         """Whether a state is the one that the last version was made of."""
-        return self._given is not None and same(packable(state), self._given)
+        return self._given is not None and same(self._packed(state), self._given)
 
     def advance(self, state: AnyState) -> Any:
         """Make a state the next version; returns it as receivers will have it. A state equal to the last one makes no
         version. One of other names, types or shapes is sent whole, as is one with nothing in common with the last: its
-        difference from that is larger than itself."""
-        packed = copied(packable(state))
+        difference from that is larger than itself. A layer's counter of batches keeps the type that it had at first:
+        averages of it have fractions, which `load_state_dict` drops."""
+        packed = copied(self._packed(state))
         if self._given is not None and same(packed, self._given):
             return self.held
         stream, coding = self._stream, self._coding(packed)
-        if self._follows(packed):
+        if self._follows(packed, coding.exact):
             self._stream, new, *_ = advanced(stream, packed, coding, shared=True)
         else:
             coding = replace(coding, first=self._first if self._near(packed) else None)
@@ -197,12 +200,18 @@ class Stream:
         self._stream, self._receivers, self._sent = replace(kept.stream, held=held), kept.receivers, kept.sent
         self._others = set(kept.others)
 
-    def _follows(self, packed: Packable) -> bool:
+    def _packed(self, state: AnyState) -> Packable:
+        packed = packable(state)
+        if self._now is not None:
+            _keep_counters(packed.values.dense(), self._now.values.dense())
+        return packed
+
+    def _follows(self, packed: Packable, exact: Set[str]) -> bool:
         """Whether a state is sent as its difference from the last."""
         before = self._now
         if before is None or type(before) is not type(packed) or layout_of(before) != layout_of(packed):
             return False
-        return not self._rate or not _apart(packed, before.values.dense())
+        return not self._rate or not _apart(packed, before.values.dense(), exact)
 
     def _coding(self, packed: Packable) -> Coding:
         exact = exact_names(packed, self._exact) if self._rate else frozenset()
@@ -211,7 +220,9 @@ class Stream:
     def _near(self, packed: Packable) -> bool:
         """Whether a state is worth coding against the first weights."""
         first = self._first
-        return first is not None and layout_of(packed) == first.layout and not _apart(packed, first.exact.tensors)
+        if first is None or layout_of(packed) != first.layout:
+            return False
+        return not _apart(packed, first.exact.tensors, exact_names(packed, self._exact))
 
     def _merge(self, since: int | None) -> bytes | None:
         """One frame that leads from an earlier version, or from the first message, to the last version."""
@@ -315,11 +326,19 @@ def _first(state: AnyState | None) -> First | None:
     return None if state is None else First(copied(packable(state)).values.dense())
 
 
-def _apart(packed: Packable, before: Mapping[str, Tensor]) -> bool:
-    """Whether two states of one layout have nothing in common."""
+def _keep_counters(state: State, before: Mapping[str, Tensor]) -> None:
+    """Give counters of batches the type that they had before: one that has changed would make a message whole."""
+    for name, value in state.items():
+        if name.rpartition(".")[2] == COUNTER and name in before:
+            state[name] = value.to(before[name].dtype)
+
+
+def _apart(packed: Packable, before: Mapping[str, Tensor], exact: Set[str]) -> bool:
+    """Whether two states of one layout have nothing in common; `exact`: entries that are not counted, such as
+    statistics of normalisation, which in a young model are of another size from round to round."""
     size = difference = 0.0
     for name, value in packed.values.dense().items():
-        if value.is_floating_point():
+        if value.is_floating_point() and name not in exact:
             size += float(value.double().square().sum())
             difference += float((value.double() - before[name].double()).square().sum())
     return not difference <= size

@@ -1,0 +1,73 @@
+"""What all systems of the comparison train: ResNet-18 on CIFAR-10 pictures, from the same weights, by equal steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+from torchvision.models import ResNet, resnet18
+
+TEST = 2000  # images
+
+torch.set_num_threads(1)  # each site has a process of its own
+
+
+def network() -> ResNet:
+    """torchvision's ResNet-18 for ten classes, 11,181,642 values, with the first weights of all systems."""
+    torch.manual_seed(0)
+    return resnet18(num_classes=10)
+
+
+def first() -> dict[str, Tensor]:
+    """The first weights."""
+    return network().state_dict()
+
+
+def images(part: str, start: int, number: int) -> tuple[Tensor, Tensor]:
+    """Images of CIFAR-10's `train` or `test` part, (n, 3, 32, 32) from -1 to 1, and their labels."""
+    (file,) = (Path(os.environ["FEWBYTES_DATA"]) / "cifar10").glob(f"{part}-*.parquet")
+    rows = parquet.read_table(file).slice(start, number).to_pydict()
+    pictures = rows["img" if "img" in rows else "image"]
+    found = np.stack([np.asarray(Image.open(BytesIO(picture["bytes"])).convert("RGB")) for picture in pictures])
+    pixels = (found.transpose(0, 3, 1, 2) / np.float32(127.5) - 1).astype(np.float32)
+    return torch.from_numpy(pixels), torch.tensor(rows["label"])
+
+
+def train(state: Mapping[str, Any], site: int, round_number: int) -> dict[str, Tensor]:
+    """An epoch over a site's images, LINKS_IMAGES of them: SGD with momentum 0.9, learning rate 0.01, batches of 32."""
+    number = int(os.environ["LINKS_IMAGES"])
+    x, y = images("train", site * number, number)
+    net = network()
+    net.load_state_dict(state)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 * site + round_number))
+    for batch in order.split(32):
+        optimiser.zero_grad()
+        functional.cross_entropy(net(x[batch]), y[batch]).backward()
+        optimiser.step()
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+def accuracy(state: Mapping[str, Any]) -> float:
+    """Of a model on the first test images."""
+    net = network().eval()
+    net.load_state_dict(state)
+    x, y = images("test", 0, TEST)
+    with torch.no_grad():
+        return float((net(x).argmax(1) == y).float().mean())
+
+
+def keep(state: Mapping[str, Any], round_number: int) -> None:
+    """Keep a round's global model in the folder LINKS_OUT; its file's time is when the round ended."""
+    out = Path(os.environ["LINKS_OUT"])
+    torch.save({name: torch.as_tensor(value) for name, value in state.items()}, out / f"{round_number}.part")
+    (out / f"{round_number}.part").rename(out / f"{round_number}.pt")
