@@ -99,6 +99,14 @@ class Surveyed(Split):
         return Surveyed(self.about, self.y, self.terms, super().take(indices).rows)
 
 
+class OnTerms(Split):
+    """Test samples, of which figures leave the site by its `terms`."""
+
+    def __init__(self, split: Split, terms: SiteTerms) -> None:
+        super().__init__(split.x, split.y, split.rows, split.transform, split.learnt)
+        self.terms = terms
+
+
 @dataclass(frozen=True)
 class Reading:
     """How data are read for a survey: as for a run, besides `lengths` of texts, in `unit`."""

@@ -44,7 +44,7 @@ class Replies:
         """Called with each client whose reply was accepted (for a progress display)."""
         self._problem, self._policy, self._uplink = terms.task.problem, terms.policy, terms.uplink
         promises = terms.method.promises
-        self._hidden, self._any_norm = promises.hides, promises.describes  # figures of data may have any scale
+        self._hidden, self._any_norm = promises.hides, promises.describes or promises.evaluates
         self._roster, self._outbox = roster, outbox
         self._frames = terms.folder / "frames" if terms.keep_frames else None
         self._bounded: dict[Any, tuple[float, int]] = {}

@@ -109,6 +109,9 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
     found = section(evaluation, charts)
     rows = [(cell["models"], cell["of"]) for cell in evaluation["cells"]]
     charts["matrix"] = {m: _matrix(evaluation, m, list(dict.fromkeys(rows))) for m in evaluation["metrics"]}
+    calibrated = _calibrations(evaluation)
+    if calibrated:
+        charts["calibration"] = calibrated
     page = document(
         "evaluation.html",
         charts,
@@ -122,6 +125,8 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
         site_lines=[],
         views={metric: metric for metric in evaluation["metrics"]},
         matrix_height=140 + 26 * len(set(rows)),
+        calibrated={name: name for name in calibrated},
+        site_names=list(enumerate(site["name"] for site in evaluation["sites"])),
         by=evaluation["by"],
         groups=group_rows(evaluation),
         confusions=list(_confusions(evaluation)),
@@ -130,6 +135,43 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
     with replacing(folder / PAGE) as file:
         file.write(visible(page).encode(errors="replace"))
     return folder / PAGE
+
+
+def _calibrations(evaluation: Evaluation) -> dict[str, tuple[list[Trace], Layout]]:
+    """By models, the calibration curve at each site: the observed frequency by the predicted probability; a dotted line
+    where both are equal."""
+    views = {}
+    share = {"tickformat": ".0%", "range": [-0.02, 1.02]}
+    for each in evaluation["models"]:
+        traces: list[Trace] = [
+            {
+                "type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "hoverinfo": "skip",
+                "line": {"color": "#74839b", "width": 1.5, "dash": "dot"},
+            }
+        ]  # fmt: skip
+        for index, site in enumerate(evaluation["sites"]):
+            cell, plain = cell_at(evaluation, each["name"], site["name"]), pieces.plain(site["name"])
+            if cell is None or not (curve := cell.get("calibration")) or each["kind"] not in COMPARED:
+                continue
+            look = {"color": pieces.colour(index)}
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": plain,
+                    "line": look,
+                    "marker": look,
+                    "x": [predicted for predicted, _, _ in curve],
+                    "y": [observed for _, observed, _ in curve],
+                    "customdata": [[count] for _, _, count in curve],
+                    "hovertemplate": f"{plain}<br>predicted %{{x:.1%}}, observed <b>%{{y:.1%}}</b><br>"
+                    "%{customdata[0]} samples<extra></extra>",
+                }
+            )
+        if len(traces) > 1:
+            axes = {"xaxis": {"title": "predicted probability"} | share, "yaxis": {"title": "observed"} | share}
+            views[each["name"]] = traces, axes
+    return views
 
 
 def _confusions(evaluation: Evaluation) -> Iterator[tuple[str, str, list[list[int]]]]:

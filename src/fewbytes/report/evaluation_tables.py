@@ -16,11 +16,14 @@ from fewbytes.report.table import figures_table, whole
 MEAN = "mean of the sites"
 
 
-def evaluation_table(evaluation: Evaluation) -> Table:
-    """The main metric by site as a table for the terminal, with intervals, and the mean over sites."""
-    metric = main_metric(evaluation)
+def evaluation_table(evaluation: Evaluation, metric: str | None = None) -> Table:
+    """A metric (default: the main one) by site as a table for the terminal, with intervals, and the mean over sites.
+    What its figures are is below the last metric's."""
+    last = metric in (None, [*evaluation["metrics"]][-1])
+    metric = metric or main_metric(evaluation)
     names = [each["name"] for each in evaluation["models"] if each["kind"] in COMPARED]
-    table = figures_table(explained(evaluation), [f"{metric} at"], ["samples", *names])
+    words = explained(evaluation) if last else ""
+    table = figures_table(words, [f"{metric} at"], ["samples", *names])
     for row in site_rows(evaluation, metric):
         cells = [" ".join(filter(None, (value, f"({ends})" if ends else ""))) for value, ends in row.cells]
         table.add_row(row.name, row.samples, *cells)

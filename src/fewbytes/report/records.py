@@ -240,14 +240,15 @@ class Models(TypedDict):
 
 
 class Cell(TypedDict):
-    """One model on one site's test set: of which `Models`, of which site (None: of all), the figures by metric, and
-    samples by true and predicted class."""
+    """One model on one site's test set: of which `Models`, of which site (None: of all), the figures by metric, samples
+    by true and predicted class, and the calibration curve (predicted, observed, number of samples, by bin)."""
 
     models: str
     of: str | None
     site: str
     scores: dict[str, Figure]
     confusion: list[list[Number]] | None
+    calibration: NotRequired[list[tuple[float, float, int]]]
 
 
 class Gain(TypedDict):
