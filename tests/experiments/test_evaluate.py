@@ -14,6 +14,7 @@ from commands import ended
 from PIL import Image
 from places import SITES, images
 from safetensors.torch import load_file
+from surveyed import patients
 
 from fewbytes.base.errors import UserError
 from fewbytes.core import intervals, tested
@@ -35,14 +36,6 @@ def _fewer_resamples():
         for module in (intervals, tested):
             patch.setattr(module, "RESAMPLES", 100)
         yield
-
-
-def patients(n: int, shift: float, seed: int) -> pd.DataFrame:
-    rng = np.random.default_rng(seed)
-    age, mass, dose = rng.normal(60 + shift, 12, n).round(), rng.normal(25, 4, n).round(1), rng.normal(size=n).round(3)
-    ill = 0.08 * (age - 60) + 0.15 * (mass - 25) + 1.2 * dose + rng.logistic(size=n) * 0.6 > 0
-    sex = rng.choice(["f", "m"], n)
-    return pd.DataFrame({"age": age, "mass": mass, "dose": dose, "sex": sex, "ill": np.where(ill, "yes", "no")})
 
 
 @pytest.fixture(scope="module")

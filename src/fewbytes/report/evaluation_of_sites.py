@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fewbytes.base.files import replacing
@@ -13,6 +13,8 @@ from fewbytes.methods.evaluation.evaluation import Gathered, MetricFigure, Quest
 from fewbytes.report.evaluation import FILE
 from fewbytes.report.evaluation_page import write_evaluation
 from fewbytes.report.folder import RunFolder
+from fewbytes.report.left_out import left_out
+from fewbytes.report.pieces import cut
 from fewbytes.report.records import Cell, EvaluatedSite, Evaluation, Figure, Models
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack_state
@@ -61,7 +63,19 @@ def evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Evaluation
         by=None,
         groups=[],
         classes=run.partition["classes"] if run.partition is not None else [],
+        unreported=list(_unreported(run, called, found)),
     )
+
+
+def _unreported(run: RunFolder, called: Mapping[int, str], found: Mapping[str, Mapping[int, Tested]]) -> Iterator[str]:
+    """Why sites have no figures."""
+    reasons = {left.client: cut(left.why, 200) for left in left_out(run)}
+    silent = set.union(set(), *({i for i, tested in by.items() if tested.samples is None} for by in found.values()))
+    for client, name in called.items():
+        if client in silent:
+            yield f"{name} reports no figures: its tell is nothing, or it has fewer test samples than its min-count."
+        elif all(client not in by for by in found.values()):
+            yield f"{name} has no figures: {reasons.get(client, 'it did not answer')}."
 
 
 def _cell(models: str, site: str, tested: Tested) -> Cell:

@@ -13,20 +13,20 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     kinds = {each["name"]: each["kind"] for each in evaluation["models"]}
     means = [gain for gain in evaluation["gains"] if gain["site"] is None and gain["gain"]["value"] is not None]
     sentences = []
+    remedy = "evaluate --alone trains them; a comparison needs the method separate"
+    if "unreported" in evaluation:  # the data are elsewhere
+        remedy = "the method separate trains them at the sites"
     for kind in ("shared", "own"):
         of_kind = [g for g in means if kinds[g["models"]] == kind and kinds[g["over"]] == "alone"]
         if of_kind:
             best = max(of_kind, key=lambda gain: gain["gain"]["value"] or 0.0)
             sentences.append(_verdict(evaluation, best, len(of_kind)))
     if not sentences and evaluation["runs"] and any(site["trained"] for site in evaluation["sites"]):
-        sentences.append(
-            "Whether federating helps is not known: no model here was trained alone (evaluate --alone trains them; a "
-            "comparison needs the method separate)."
-        )
+        sentences.append(f"Whether federating helps is not known: no model here was trained alone ({remedy}).")
     for gain in means:
         if kinds[gain["over"]] == "without":
             sentences.append(_contribution(evaluation, gain))
-    return sentences
+    return sentences + evaluation.get("unreported", [])
 
 
 def _verdict(evaluation: Evaluation, gain: Gain, among: int) -> str:

@@ -272,7 +272,7 @@ class Group(TypedDict):
 
 class Evaluation(TypedDict):
     """`evaluation.json`: models of some runs, named as their folders, on the sites' test sets; the first metric is the
-    main one."""
+    main one. `unreported`: of an evaluation at real sites, why a site has no figures, in a sentence."""
 
     runs: list[str]
     metrics: dict[str, Traits]
@@ -284,3 +284,4 @@ class Evaluation(TypedDict):
     by: str | None
     groups: list[Group]
     classes: list[str]
+    unreported: NotRequired[list[str]]

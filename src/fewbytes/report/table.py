@@ -237,7 +237,7 @@ def best_models(runs: Sequence[RunFolder]) -> list[str]:
         lines.append(
             f"{f'{run.label}, ' if len(runs) > 1 else ''}best model: round {best['round']}, by {best['kind']} "
             f"{best['metric']} {run.written(best['value'], best['metric'])} on {on}"
-            + (f"; on test data {run.written(tested, best['metric'])}" if validated else "")
+            + (f"; on test data {run.written(tested, best['metric'])}" if validated and tested is not None else "")
         )
     return lines
 
