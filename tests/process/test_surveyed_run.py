@@ -1,5 +1,5 @@
-"""A federation without any table at its server: a survey's schema, early stopping on the sites' validation data, and the
-best model's answer for one patient in a plain PyTorch."""
+"""A federation without any table at its server: a survey's schema, early stopping on the sites' validation data, and
+the best model's answer for one patient in a plain PyTorch."""
 
 from __future__ import annotations
 

@@ -72,12 +72,13 @@ class SiteTerms:
 @dataclass(frozen=True)
 class Figures:
     """Samples as `columns` by name, all of `rows` rows. `target`: the column with the classes, or what else is learnt.
-    `near`: a text for each sample that is equal for near-duplicates."""
+    `near`: a text for each sample that is equal for near-duplicates. `ignored`: columns that are left out."""
 
     columns: dict[str, Column]
     rows: int
     target: tuple[str, ...] = ()
     near: tuple[bytes, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     def take(self, rows: NDArray[np.int64]) -> Figures:
         """The same columns of some rows."""
@@ -178,7 +179,8 @@ def together(parts: Sequence[Figures]) -> Figures:
         ]
         columns[name] = Column(kind, np.concatenate(values), texts, kinds[kind].why)
     near = tuple(each for part in parts for each in part.near)
-    return Figures(columns, sum(part.rows for part in parts), parts[0].target, near)
+    ignored = tuple(name for part in parts for name in part.ignored)
+    return Figures(columns, sum(part.rows for part in parts), parts[0].target, near, ignored)
 
 
 def _numbered(column: Column, number: dict[str, float]) -> NDArray[np.float64]:
@@ -203,7 +205,8 @@ def _of_table(table: Table, how: Reading) -> Figures:
         texts = ["" if each is None else str(each) for each in table.column(how.text).to_pylist()]
         columns[f"{how.text} ({how.unit})"] = Column("numbers", np.array(how.lengths(texts), np.float64))
     described = {name: column for name, column in columns.items() if column.kind not in ("identifiers", "unreadable")}
-    return Figures(columns, len(table), target, _near_rows(described, len(table)))
+    ignored = tuple(name for name in schema.leave_out if name in table.names)
+    return Figures(columns, len(table), target, _near_rows(described, len(table)), ignored)
 
 
 def _column(table: Table, name: str, target: Sequence[str]) -> Column:
