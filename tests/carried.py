@@ -56,7 +56,7 @@ class Federation:
         boxes = [str(given or f"{self.place}/{name}/{kind}") for given, kind in ((inbox, "inbox"), (outbox, "outbox"))]
         return carry_out_once(self.folder / name / "node.toml", client, boxes[0], boxes[1], self.lines.append)
 
-    def run(self, out: str = "run", resume: bool = False, **settings: object) -> Path:
+    def run(self, out: str = "run", resume: bool = False, from_round: int | None = None, **settings: object) -> Path:
         """Run the server half to its end; returns the run's folder."""
         wanted = {**SETTINGS, "clients": len(self.names), **settings}
         job = PreparedRun(wanted, here=())
@@ -64,7 +64,7 @@ class Federation:
         write_deployment(folder, self.how(job), None if resume else make_experiment(wanted).toml())
         mail = Mail(self.place, self.home, self.names)
         exchange = replace(mail.exchange(job.experiment, folder, self.lines.append), stop=_Working(self))
-        serve_run(None, job.found.run(folder, resume, Watcher()), self.names, exchange)
+        serve_run(None, job.found.run(folder, resume, Watcher(), from_round), self.names, exchange)
         return folder
 
     def how(self, job: PreparedRun) -> Nodes:

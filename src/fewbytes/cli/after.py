@@ -242,12 +242,14 @@ def _inspect_sealed(file: Path, node: Path | None) -> None:
         if node is None:
             return
         from fewbytes.flower.mailbox_site import read_order
+        from fewbytes.flower.transport import KINDS
 
         order, frames = read_order(node.absolute(), data)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except NotAccepted as error:
         raise UserError(f"{file}: {error}") from None
-    printed.print(visible(f"order    round {order.job.round}, {order.job.handler}"), soft_wrap=True, markup=False)
+    step = KINDS.get(order.job.handler, order.job.handler)
+    printed.print(visible(f"order    round {order.job.round}, {step}"), soft_wrap=True, markup=False)
     for each in frames:
         printed.print(inspected(bytes(each), file))
