@@ -152,6 +152,28 @@ def test_a_run_that_is_interrupted_resumes_without_another_trip(federation):
     assert not federation.files("north", "inbox") + federation.files("north", "outbox")
 
 
+def test_a_newcomer_by_files_joins_in_the_middle(federation):
+    settings = {"clients": 2, "newcomers": 1, "arrival": 2, "rounds": 3}
+    carried = federation.run(**settings)
+    assert_as_on_one_machine(federation, carried, **settings)
+    lines, _ = verify(federation.folder / "west" / "runs" / ".egress" / "node")
+    assert [line["round"] for line in lines if line.get("handler") == "train"] == [2, 3]
+
+
+def test_a_member_that_is_invited_while_the_run_goes_on_takes_the_free_place(tmp_path):
+    federation = Federation(tmp_path, ("north", "south"))
+
+    def joined(path):
+        federation.add("west")
+
+    federation.after = on_first(federation, "south", "outbox", joined, when=lambda path: number(path) > 2)
+    settings = {"clients": 2, "newcomers": 1, "arrival": 2, "rounds": 3}
+    carried = federation.run(**settings)
+    lines, _ = verify(federation.folder / "west" / "runs" / ".egress" / "node")
+    assert [line["round"] for line in lines if line.get("handler") == "train"] == [2, 3]
+    assert_as_on_one_machine(federation, carried, **settings)
+
+
 def test_orders_of_a_run_that_goes_back_are_withdrawn(federation):
     """And answers to them are ignored."""
 
