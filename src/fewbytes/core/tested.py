@@ -77,9 +77,8 @@ class Predictions:
         sums = torch.zeros(CURVE, 3, dtype=torch.float64)
         sums.index_add_(0, place, torch.stack([probability, outcome.double(), torch.ones(len(place)).double()], 1))
         bins = [list[float](each) for each in sums.tolist() if each[2]]
-        while len(bins) > 1 and (small := min(range(len(bins)), key=lambda i: bins[i][2])) is not None:
-            if bins[small][2] >= least:
-                break
+        while len(bins) > 1 and min(bins, key=lambda each: each[2])[2] < least:
+            small = min(range(len(bins)), key=lambda i: bins[i][2])
             one = bins.pop(small)
             near = min(small, len(bins) - 1)
             bins[near] = [a + b for a, b in zip(bins[near], one, strict=True)]

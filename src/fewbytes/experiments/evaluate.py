@@ -41,6 +41,7 @@ from fewbytes.report.records import Figure as Numbers
 from fewbytes.running.folder import BASELINES
 
 MOST_AT_ONCE = 20  # maximum number of clients whose models are evaluated without being asked
+FEW = 10  # minimum number of samples in a bin of a calibration curve
 CROSSED = 12  # maximum number of sites whose own models are tested at every other site
 Half = Literal["train", "test"]
 ALL = ""  # the site of a shared model
@@ -304,7 +305,7 @@ def _evaluated(
                     confusion=predictions.confusion() if of_classes else None,
                 )
                 if of_classes:
-                    cell["calibration"] = predictions.calibration(learnt.positive)
+                    cell["calibration"] = predictions.calibration(learnt.positive, FEW)
                 cells.append(cell)
     return Evaluation(
         runs=runs,

@@ -117,15 +117,15 @@ class ServerMailbox:
             certificates=certificates,
         )  # fmt: skip
         data = seal(header, content, key, receiver)
-        with replacing(self._copy(header)) as file:
-            file.write(data)
         try:
             if member.name not in self._begun:
                 self._withdraw(member)
+            with replacing(self._copy(header)) as file:
+                file.write(data)
             self._inbox(header).write(file_name(header, ORDER), data)
         except BoxError as error:
             self.note(str(error))
-            self._copy(header).unlink()
+            self._copy(header).unlink(missing_ok=True)
             return None
         self._open[number] = _Open(header, receiver, key)
         return number
