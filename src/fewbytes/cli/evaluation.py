@@ -92,7 +92,9 @@ def evaluate(
             "--alone, --pooled, --without, --sites and --by need the data on this machine: leave them out with "
             "--federation and --hosts"
         )
-    at = Deploying(out or Path("runs"), Where(hosts, address, listen, federation), allow=allow, monitor=monitor)
+    at = Deploying(
+        out or Path("runs"), Where(hosts, address, listen, federation), allow=allow, monitor=monitor, as_json=as_json
+    )
     _evaluate_at_sites(runs, names, AtSites(at, min_replies), as_json)
 
 
