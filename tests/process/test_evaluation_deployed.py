@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,6 +16,8 @@ from surveyed import patients
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
 
+from fewbytes.core.method import TERMS
+from fewbytes.experiments.settings import make_method
 from fewbytes.flower.children import free_port
 
 RULES = {
@@ -27,6 +30,13 @@ RULES = {
 """By site: its lines in node.toml."""
 SECRET = 4242.0
 """A value that only west has."""
+
+
+def deployed(folder: Path, stack: ExitStack, *arguments: str) -> None:
+    log = folder / "server.log"
+    server = started([sys.executable, "-m", "fewbytes", *arguments], log, stack, cwd=folder)
+    assert until(lambda: server.poll() is not None, PATIENCE)
+    assert server.returncode == 0, log.read_text()
 
 
 def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
@@ -44,6 +54,8 @@ def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
     )
     assert made.returncode == 0, made.stderr
     (run,) = (tmp_path / "runs").iterdir()
+    evaluated = fewbytes("evaluate", run, "--alone", cwd=tmp_path)
+    assert evaluated.returncode == 0, evaluated.stderr
     here = json.loads((run / "evaluation.json").read_text())
     fewbytes("federation", "init", "--address", f"127.0.0.1:{free_port('127.0.0.1')}", cwd=tmp_path)
     for name in order:  # members are numbered in the order in which they join
@@ -55,20 +67,40 @@ def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
     secret = pd.read_csv(tmp_path / "sites" / "west.csv")
     secret["mass"] = secret["mass"].where(secret.index != 3, SECRET)
     secret.to_csv(tmp_path / "sites" / "west.csv", index=False)
-    server_log, node_log = tmp_path / "server.log", tmp_path / "node.log"
+    node_log = tmp_path / "node.log"
     with ExitStack() as stack:
         files = [str(tmp_path / name / "node.toml") for name in order]
         started([sys.executable, "-m", "fewbytes", "node", *files], node_log, stack)
-        command = [sys.executable, "-m", "fewbytes", "evaluate", str(run), "--federation", "federation"]
-        server = started([*command, "--min-replies", "0.1", "--out", "asked"], server_log, stack, cwd=tmp_path)
-        assert until(lambda: server.poll() is not None, PATIENCE)
-    assert server.returncode == 0, server_log.read_text()
-    found = json.loads((run / "evaluation.json").read_text())
+        local = make_method("fedavg", {"lr": 0.1}).parameters
+        terms = [f"--set={key}={local[key]}" for key in TERMS if local[key] is not None]
+        where = ["--federation", "federation", "--min-replies", "0.1"]
+        deployed(
+            tmp_path, stack,
+            *("deploy", "separate", "--partition", "local", "--dataset", "server.csv", "--target", "ill"),
+            *("--rounds", "2", "--leave-out", "sex", "--metrics", "auc,accuracy,sensitivity@specificity=0.9", "--positive", "yes"),
+            *(*terms, "--out", "alone", *where),
+        )  # fmt: skip
+        (alone,) = (tmp_path / "alone").iterdir()
+        deployed(tmp_path, stack, "evaluate", str(run), str(alone), "--out", "asked", *where)
+    log = (tmp_path / "server.log").read_text()
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    name = {"shared model": "fedavg: shared model", "training alone": "training alone"}
+    gains = {(name[g["models"]], g["site"]): g["gain"] for g in here["gains"] if g["site"] is not None}
+    at_sites = {(g["models"], g["site"]): g["gain"] for g in found["gains"] if g["site"] is not None}
+    assert len(at_sites) == 3
+    assert at_sites == {key: gains[key] for key in at_sites}
+    (mean,) = (g["gain"] for g in found["gains"] if g["site"] is None)
+    assert mean["low"] <= mean["value"] <= mean["high"]
+    assert mean["value"] == pytest.approx(sum(g["value"] for g in at_sites.values()) / 3)
+    assert "federating helps" in log.lower() or "federating does harm" in log.lower()
     assert [site["name"] for site in found["sites"]] == ["east", "north", "south"]
-    at = {cell["site"]: cell for cell in here["cells"] if cell["models"] == "shared model"}
+    both = {(name[cell["models"]], cell["site"]): cell for cell in here["cells"] if cell["of"] in (None, cell["site"])}
+    assert {cell["models"] for cell in found["cells"]} == {*name.values()}
     for cell in found["cells"]:
-        assert cell["scores"] == at[cell["site"]]["scores"]  # values and intervals, to the bit
-    cells = {cell["site"]: cell for cell in found["cells"]}
+        assert cell["scores"] == both[cell["models"], cell["site"]]["scores"]  # values and intervals, to the bit
+    shared = name["shared model"]
+    at = {site: cell for (models, site), cell in both.items() if models == shared}
+    cells = {cell["site"]: cell for cell in found["cells"] if cell["models"] == shared}
     assert cells["north"]["confusion"] == at["north"]["confusion"]
     assert cells["south"]["confusion"] is None
     assert "calibration" not in cells["south"]
@@ -80,8 +112,8 @@ def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
     ]
     assert "evaluation is not among its methods (fedavg)" in found["unreported"][0]
     for text in [*found["unreported"], "sensitivity@specificity=0.9 at"]:
-        assert text[:40] in server_log.read_text()
-    assert "Traceback" not in server_log.read_text() + node_log.read_text()
+        assert text[:40] in log
+    assert "Traceback" not in log + node_log.read_text()
     (asked,) = (tmp_path / "asked").iterdir()
     assert (asked / "evaluation.html").is_file()
     left = (asked / "rounds.jsonl").read_text() + (asked / "evaluation.json").read_text()

@@ -62,11 +62,13 @@ class Column:
 @dataclass(frozen=True)
 class SiteTerms:
     """What a site reports in a survey: `tell` as in a node's configuration, nothing of fewer than `min_count` samples,
-    and `salt`, the sites' common secret for finding duplicates (empty: it takes no part in that)."""
+    `salt`, the sites' common secret for finding duplicates (empty: it takes no part in that), and `folder`, that of
+    its node's run folders."""
 
     tell: Literal["nothing", "sizes", "labels", "figures"] = "figures"
     min_count: int = 1
     salt: str = ""
+    folder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,11 @@ class Surveyed(Split):
 
 
 class OnTerms(Split):
-    """Test samples, of which figures leave the site by its `terms`."""
+    """Test samples, of which figures leave the site by its `terms`. `folder`: of its node's run folders."""
 
     def __init__(self, split: Split, terms: SiteTerms) -> None:
         super().__init__(split.x, split.y, split.rows, split.transform, split.learnt)
-        self.terms = terms
+        self.terms, self.folder = terms, None if terms.folder is None else Path(terms.folder)
 
 
 @dataclass(frozen=True)

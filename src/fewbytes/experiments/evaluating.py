@@ -30,8 +30,8 @@ OF_TRAINING = frozenset(
 
 
 def evaluating(places: Sequence[Path], metrics: Sequence[str]) -> dict[str, Any]:
-    """The settings of a deployment that tests the shared models of runs, or of one `.safetensors` file, at its sites.
-    Raises UserError for runs without one, and for settings that differ."""
+    """The settings of a deployment that tests the models of runs, or of one `.safetensors` file, at its sites. Raises
+    UserError for settings that differ."""
     if len(places) == 1 and places[0].suffix == ".safetensors":
         settings, question = _of_file(places[0])
     else:
@@ -54,22 +54,20 @@ def _of_runs(runs: Sequence[RunFolder]) -> tuple[dict[str, Any], Question]:
     for run, other in zip(runs[1:], settings[1:], strict=True):
         if unequal := sorted(key for key in kept if other.get(key) != settings[0].get(key)):
             raise UserError(f"{run.label} and {runs[0].label} differ in {unequal[0]}: evaluate them one by one")
-    models = [
-        Asked(str(_shared(run)), f"{run.label}: shared model" if len(runs) > 1 else "shared model", run.label)
-        for run in runs
-    ]
+    models = [_asked(run, several=len(runs) > 1) for run in runs]
     trained = [] if runs[0].partition is None else runs[0].partition.get("names", [])
     return settings[0], Question(models, [name_of(run) for run in runs], list(trained))
 
 
-def _shared(run: RunFolder) -> Path:
-    """The file of a run's shared model: the best, if it kept that."""
+def _asked(run: RunFolder, several: bool) -> Asked:
+    """A run's shared model, the best if it kept that; else the own models, which its sites have kept."""
+    prefix = f"{run.label}: " if several else ""
     for name in ("best", "global"):
         if (file := run.path / "models" / f"{name}.safetensors").is_file():
-            return file.absolute()
-    raise UserError(
-        f"{run.path} has no shared model: sites' own models stay with them, and were scored there in every round"
-    )
+            return Asked(f"{prefix}shared model", run.label, file=str(file.absolute()))
+    if not run.total_bytes("both"):
+        return Asked("training alone", run.label, kept=name_of(run), kind="alone")
+    return Asked(f"{prefix}own models", run.label, kept=name_of(run), kind="own")
 
 
 def _of_file(path: Path) -> tuple[dict[str, Any], Question]:
@@ -78,7 +76,7 @@ def _of_file(path: Path) -> tuple[dict[str, Any], Question]:
         raise UserError(f"{path} is no model of a table: give its run's folder, which names the server's data")
     groups = (DataSettings, LearningSettings, ModelSettings)
     settings = {key: about[key] for group in groups for key in group.declared() if about.get(key) is not None}
-    return settings, Question([Asked(str(path.absolute()), "model", path.name)], [path.name])
+    return settings, Question([Asked("model", path.name, file=str(path.absolute()))], [path.name])
 
 
 def into_runs(folder: Path, runs: Sequence[Path]) -> Evaluation:

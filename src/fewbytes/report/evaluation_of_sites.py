@@ -6,18 +6,23 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fewbytes.base.files import replacing
-from fewbytes.core.intervals import LEVEL
+from fewbytes.core.intervals import LEVEL, bounds
+from fewbytes.methods.evaluation.evaluation import Asked, Better, Gathered, MetricFigure, Question, Tested
 from fewbytes.methods.evaluation.evaluation import Evaluation as Method
-from fewbytes.methods.evaluation.evaluation import Gathered, MetricFigure, Question, Tested
 from fewbytes.report.evaluation import FILE
 from fewbytes.report.evaluation_page import write_evaluation
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.left_out import left_out
 from fewbytes.report.pieces import cut
-from fewbytes.report.records import Cell, EvaluatedSite, Evaluation, Figure, Models
+from fewbytes.report.records import Cell, EvaluatedSite, Evaluation, Figure, Gain, Models
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack_state
+
+ALONE = "training alone"
 
 
 def write_evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Path:
@@ -32,7 +37,8 @@ def write_evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Path
 def evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Evaluation:
     """The evaluation in a run folder. Sites that reported no figure are in none of its tables."""
     question: Question = Method(question=run.fact("parameters")["question"]).asked
-    found = unpack_state(Gathered, read_checkpoint(run.path).server).found
+    state = unpack_state(Gathered, read_checkpoint(run.path).server)
+    found = state.found
     called = dict(enumerate(names))
     told = {
         client: tested
@@ -52,14 +58,18 @@ def evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Evaluation
             EvaluatedSite(name=name, samples=told[client].samples, trained=name in question.trained)
             for client, name in sites.items()
         ],
-        models=[Models(name=each.name, kind="shared", run=each.run) for each in question.models],
+        models=[Models(name=each.name, kind=each.kind, run=each.run) for each in question.models],
         cells=[
-            _cell(each.name, name, tested)
+            _cell(each, name, tested)
             for number, each in enumerate(question.models)
             for client, name in sites.items()
             if (tested := found.get(str(number), {}).get(client)) is not None and tested.samples is not None
         ],
-        gains=[],
+        gains=[
+            gain
+            for number, each in enumerate(question.models)
+            for gain in _gains(each.name, sites, state.better.get(str(number), {}))
+        ],
         by=None,
         groups=[],
         classes=run.partition["classes"] if run.partition is not None else [],
@@ -78,13 +88,33 @@ def _unreported(run: RunFolder, called: Mapping[int, str], found: Mapping[str, M
             yield f"{name} has no figures: {reasons.get(client, 'it did not answer')}."
 
 
-def _cell(models: str, site: str, tested: Tested) -> Cell:
+def _gains(models: str, sites: Mapping[int, str], better: Mapping[int, Better]) -> Iterator[Gain]:
+    """Gains over training alone at each site, and in the mean over them."""
+    draws = {client: _draws(each) for client, each in better.items() if client in sites and each.value is not None}
+    values = {client: better[client].value or 0.0 for client in draws}
+    for client, value in values.items():
+        yield Gain(models=models, over=ALONE, site=sites[client], gain=_gain([value], [draws[client]]))
+    if values:
+        yield Gain(models=models, over=ALONE, site=None, gain=_gain([*values.values()], [*draws.values()]))
+
+
+def _draws(better: Better) -> NDArray[np.float64]:
+    found = better.draws.numpy().copy()
+    found[better.undefined.numpy()] = np.nan
+    return found
+
+
+def _gain(values: Sequence[float], draws: Sequence[NDArray[np.float64]]) -> Figure:
+    """The mean of gains, with its interval."""
+    value, (low, high) = float(np.mean(values)), bounds(np.mean(draws, axis=0))
+    return Figure(value=value, low=None if np.isnan(low) else low, high=None if np.isnan(high) else high)
+
+
+def _cell(asked: Asked, site: str, tested: Tested) -> Cell:
     matrix = tested.confusion.tolist() if len(tested.confusion) else None
     curve = list(zip(tested.predicted, tested.observed, tested.counts, strict=True))
-    cell = Cell(
-        models=models, of=None, site=site, scores={each.name: _figure(each) for each in tested.figures},
-        confusion=matrix,
-    )  # fmt: skip
+    scores = {each.name: _figure(each) for each in tested.figures}
+    cell = Cell(models=asked.name, of=None if asked.file else site, site=site, scores=scores, confusion=matrix)
     return cell | {"calibration": curve} if curve else cell
 
 

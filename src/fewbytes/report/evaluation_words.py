@@ -15,7 +15,7 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     sentences = []
     remedy = "evaluate --alone trains them; a comparison needs the method separate"
     if "unreported" in evaluation:  # the data are elsewhere
-        remedy = "the method separate trains them at the sites"
+        remedy = "add a run of the method separate"
     for kind in ("shared", "own"):
         of_kind = [g for g in means if kinds[g["models"]] == kind and kinds[g["over"]] == "alone"]
         if of_kind:
