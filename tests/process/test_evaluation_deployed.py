@@ -77,7 +77,8 @@ def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
         deployed(
             tmp_path, stack,
             *("deploy", "separate", "--partition", "local", "--dataset", "server.csv", "--target", "ill"),
-            *("--rounds", "2", "--leave-out", "sex", "--metrics", "auc,accuracy,sensitivity@specificity=0.9", "--positive", "yes"),
+            *("--rounds", "2", "--leave-out", "sex", "--positive", "yes"),
+            *("--metrics", "auc,accuracy,sensitivity@specificity=0.9"),
             *(*terms, "--out", "alone", *where),
         )  # fmt: skip
         (alone,) = (tmp_path / "alone").iterdir()
