@@ -42,8 +42,16 @@ class Federation:
         self.after: Callable[[], None] = lambda: None
         members.make(self.home, "server.example:9092", None)
         for name in names:
-            request = write_site(folder / name, members.invite(self.home, name), name)
-            members.join(self.home, request)
+            self._join(name)
+
+    def _join(self, name: str) -> None:
+        request = write_site(self.folder / name, members.invite(self.home, name), name)
+        members.join(self.home, request)
+
+    def add(self, name: str) -> None:
+        """Another member, whose site works from now on."""
+        self._join(name)
+        self.names = (*self.names, name)
 
     def files(self, name: str, kind: str) -> list[Path]:
         """A member's orders (`inbox`) or answers (`outbox`)."""
@@ -56,21 +64,25 @@ class Federation:
         boxes = [str(given or f"{self.place}/{name}/{kind}") for given, kind in ((inbox, "inbox"), (outbox, "outbox"))]
         return carry_out_once(self.folder / name / "node.toml", client, boxes[0], boxes[1], self.lines.append)
 
-    def run(self, out: str = "run", resume: bool = False, **settings: object) -> Path:
+    def run(self, out: str = "run", resume: bool = False, from_round: int | None = None, **settings: object) -> Path:
         """Run the server half to its end; returns the run's folder."""
         wanted = {**SETTINGS, "clients": len(self.names), **settings}
         job = PreparedRun(wanted, here=())
         (folder := self.folder / out).mkdir(exist_ok=True)
         write_deployment(folder, self.how(job), None if resume else make_experiment(wanted).toml())
-        mail = Mail(self.place, self.home, self.names)
+        names = [place.name for place in self.how(job).places]
+        mail = Mail(self.place, self.home, names)
         exchange = replace(mail.exchange(job.experiment, folder, self.lines.append), stop=_Working(self))
-        serve_run(None, job.found.run(folder, resume, Watcher()), self.names, exchange)
+        serve_run(None, job.found.run(folder, resume, Watcher(), from_round), names, exchange)
         return folder
 
     def how(self, job: PreparedRun) -> Nodes:
         """The nodes of a run."""
-        address = "server.example:9092"
-        return Nodes(places(job.experiment, ",".join(self.names)), address, federation=self.home, mailbox=self.place)
+        address, count = "server.example:9092", job.experiment.partition
+        free = range(count.clients + count.newcomers - len(self.names))
+        names = [*self.names, *(f"newcomer-{i + 1}" for i in free)]  # as `places_for` names them
+        where = places(job.experiment, ",".join(names))
+        return Nodes(where, address, federation=self.home, mailbox=self.place)
 
 
 class _Working(threading.Event):

@@ -86,7 +86,9 @@ SLOW = {
     "process/test_resident_nodes.py": "nodes that outlive their servers",
     "process/test_site_policies.py": "a deployment to nine sites with policies",
     "process/test_sites.py": "two hosts that are stopped and gone on with",
+    "process/test_evaluation_deployed.py": "an evaluation at five sites with policies",
     "process/test_survey_deployed.py": "a survey of six sites with policies",
+    "process/test_surveyed_run.py": "a survey and a run of three sites",
 }
 """Beginnings of tests' names below tests/, and what takes them long: `make test-all` alone runs them."""
 QUICK = (

@@ -58,3 +58,12 @@ def write_pictures(folder: Path, seed: int = 0) -> dict[str, list[np.ndarray[Any
             place.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(place)
     return found
+
+
+def patients(n: int, shift: float, seed: int) -> pd.DataFrame:
+    """Patients of a hospital whose ages are shifted by years; `ill` follows from age, mass and dose."""
+    rng = np.random.default_rng(seed)
+    age, mass, dose = rng.normal(60 + shift, 12, n).round(), rng.normal(25, 4, n).round(1), rng.normal(size=n).round(3)
+    ill = 0.08 * (age - 60) + 0.15 * (mass - 25) + 1.2 * dose + rng.logistic(size=n) * 0.6 > 0
+    sex = rng.choice(["f", "m"], n)
+    return pd.DataFrame({"age": age, "mass": mass, "dose": dose, "sex": sex, "ill": np.where(ill, "yes", "no")})

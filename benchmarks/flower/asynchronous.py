@@ -1,17 +1,22 @@
 """FedBuff, and FedNova with a round time, against FedAvg on a real deployment whose links differ tenfold.
 
-    python benchmarks/flower/asynchronous.py [--seconds 120] [--fastest 100kB/s] [--spread 10] [--clients 6]
+    python benchmarks/flower/asynchronous.py [--seconds 120] [--fastest 100kB/s] [--spread 10] [--clients 6] [--slow 10]
 
 As benchmarks/asynchronous.py, by the clock on the wall: resident nodes reach the SuperLink through proxies that limit
-them, the first to `--fastest` each way, the last to a tenth of it, the others between. Accuracy of the server's model
-at a time since the first round began, and when it first reached a share.
+them, the first to `--fastest` each way, the last to a tenth of it, the others between. With `--slow 10`, the last node
+also runs only a tenth of each second, as on a slow machine, and those between accordingly. Accuracy of the server's
+model at a time since the first round began, and when it first reached a share. The load of the machine is printed:
+figures of a busy one are of its other work, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +44,16 @@ LOCAL = {"epochs": 1, "lr": 0.1, "batch": 20}
 PARTS = (0.8, 0.9)
 
 
+def slowed(process: int, share: float) -> None:
+    """Let a process run for this share of each second, until it ends."""
+    with suppress(ProcessLookupError):
+        while share < 1:
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(1 - share)
+            os.kill(process, signal.SIGCONT)
+            time.sleep(share)
+
+
 def run(name: str, given: argparse.Namespace) -> list[tuple[float, float]]:
     """(seconds since the first round began, accuracy) after each round."""
     method, own, more = METHODS[name]
@@ -53,6 +68,10 @@ def run(name: str, given: argparse.Namespace) -> list[tuple[float, float]]:
 
         def started(self, folder: Path, rounds: int, done: int) -> None:
             self.begun = time.monotonic()
+            nodes = [each.process.pid for each in self.deployed.processes._nodes.values()]
+            for i, node in enumerate(nodes if given.slow > 1 else ()):
+                share = 1 / given.slow ** (i / max(1, len(nodes) - 1))
+                threading.Thread(target=slowed, args=(node, share), daemon=True).start()
 
         def scored(self, row: dict[str, Any]) -> None:
             points.append((time.monotonic() - self.begun, row["scores"]["accuracy"]["global"]))
@@ -77,12 +96,16 @@ def main() -> None:
     parser.add_argument("--fastest", default="100kB/s")
     parser.add_argument("--spread", type=float, default=10)
     parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--slow", type=float, default=1)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     given = parser.parse_args()
     times = [given.seconds * part for part in (1 / 8, 1 / 4, 1 / 2, 1)]
     heads = ["rounds", *(f"{t:.0f} s" for t in times), *(f"s to {part:.0%}" for part in PARTS)]
     table = figures_table(
-        f"{given.clients} clients, links of {given.fastest} to a {given.spread:g}th", ["method"], heads
+        f"{given.clients} clients, links of {given.fastest} to a {given.spread:g}th, machines to a {given.slow:g}th; "
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the start",
+        ["method"],
+        heads,
     )
     for name in given.methods:
         points = run(name, given)

@@ -14,11 +14,13 @@ from commands import ended
 from PIL import Image
 from places import SITES, images
 from safetensors.torch import load_file
+from surveyed import patients
 
 from fewbytes.base.errors import UserError
 from fewbytes.core import intervals, tested
 from fewbytes.experiments.evaluate import Evaluating, evaluate
 from fewbytes.experiments.prepared import PreparedRun
+from fewbytes.models.export import export_model
 from fewbytes.models.files import load_model
 from fewbytes.report import read_runs
 from fewbytes.running.folder import BASELINES, forget_result
@@ -35,14 +37,6 @@ def _fewer_resamples():
         for module in (intervals, tested):
             patch.setattr(module, "RESAMPLES", 100)
         yield
-
-
-def patients(n: int, shift: float, seed: int) -> pd.DataFrame:
-    rng = np.random.default_rng(seed)
-    age, mass, dose = rng.normal(60 + shift, 12, n).round(), rng.normal(25, 4, n).round(1), rng.normal(size=n).round(3)
-    ill = 0.08 * (age - 60) + 0.15 * (mass - 25) + 1.2 * dose + rng.logistic(size=n) * 0.6 > 0
-    sex = rng.choice(["f", "m"], n)
-    return pd.DataFrame({"age": age, "mass": mass, "dose": dose, "sex": sex, "ill": np.where(ill, "yes", "no")})
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +212,37 @@ def test_a_resumed_run_forgets_its_evaluation(hospitals, tmp_path):
 def test_what_cannot_be_is_one_line(run, how, error):
     with pytest.raises(UserError, match=error):
         evaluate([run], how)
+
+
+def test_an_exported_file_is_the_same_model(run, hospitals, tmp_path):
+    files = export_model(run, formats=["safetensors"], out=tmp_path / "export")
+    [file] = [path for path in files if path.suffix == ".safetensors"]
+    how = Evaluating(sites=str(hospitals / "others"))
+    one, other = (evaluate([path], how, out=tmp_path)[1] for path in (file, run / "models" / "global.safetensors"))
+    assert one["cells"] == other["cells"]
+    assert one["cells"]
+    assert str(hospitals) not in file.read_bytes()[:5000].decode(errors="replace")  # it may be shared
+
+
+def test_a_calibration_curve_is_scikit_learns(evaluation, run, hospitals):
+    from sklearn.calibration import calibration_curve
+
+    rng = np.random.default_rng(0)
+    probability = rng.uniform(size=500)
+    ill = rng.uniform(size=500) < probability**2
+    found = tested.Predictions(
+        torch.tensor(np.stack([1 - probability, probability], 1)), torch.from_numpy(ill.astype(np.int64))
+    )
+    observed, predicted = calibration_curve(ill, probability, n_bins=10)
+    curve = found.calibration(positive=1)
+    assert [each[:2] for each in curve] == [pytest.approx(pair) for pair in zip(predicted, observed, strict=True)]
+    merged = found.calibration(positive=1, least=120)
+    assert min(count for _, _, count in merged) >= 120
+    assert sum(count for _, _, count in merged) == 500
+    assert sum(p * n for p, _, n in merged) == pytest.approx(probability.sum())
+    cell = next(cell for cell in evaluation["cells"] if cell["models"] == "shared model" and cell["site"] == "north")
+    assert sum(count for _, _, count in cell["calibration"]) == 75
+    assert "Calibration at each site" in (run / "evaluation.html").read_text()
 
 
 def test_a_file_needs_sites_and_trains_nothing(run):

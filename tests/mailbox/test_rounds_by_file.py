@@ -130,18 +130,64 @@ def test_a_job_without_its_inbox_says_so(federation):
         federation.work("north", federation.folder / "not-mounted")
 
 
-def test_a_run_that_is_interrupted_resumes_and_old_answers_are_ignored(federation):
+def test_a_run_that_is_interrupted_resumes_without_another_trip(federation):
+    """Orders stay for the resumed run, which takes the answers that came meanwhile, and asks for no numbers again."""
+
     def interrupt(path):
         raise KeyboardInterrupt
 
     federation.after = on_first(federation, "west", "outbox", interrupt, when=lambda path: number(path) > 6)
     with pytest.raises(KeyboardInterrupt):
         federation.run(rounds=3)
-    assert federation.files("west", "outbox")
+    assert all(federation.files(name, "outbox") for name in federation.names)
     federation.after = lambda: None
     carried = federation.run(resume=True, rounds=3)
     assert_as_on_one_machine(federation, carried, rounds=3)
-    assert said(federation, "west/outbox/", "is over: the file came late, or twice")
+    assert not said(federation, "is over")
+    for name in federation.names:  # each was asked once for its numbers, and thrice to train
+        lines, fault = verify(federation.folder / name / "runs" / ".egress" / "node")
+        assert fault is None
+        left = [(line["round"], line["handler"]) for line in lines if "handler" in line]
+        assert left == [(0, ":data"), (1, "train"), (2, "train"), (3, "train")]
+    assert not federation.files("north", "inbox") + federation.files("north", "outbox")
+
+
+def test_a_newcomer_by_files_joins_in_the_middle(federation):
+    settings = {"clients": 2, "newcomers": 1, "arrival": 2, "rounds": 3}
+    carried = federation.run(**settings)
+    assert_as_on_one_machine(federation, carried, **settings)
+    lines, _ = verify(federation.folder / "west" / "runs" / ".egress" / "node")
+    assert [line["round"] for line in lines if line.get("handler") == "train"] == [2, 3]
+
+
+def test_a_member_that_is_invited_while_the_run_goes_on_takes_the_free_place(tmp_path):
+    federation = Federation(tmp_path, ("north", "south"))
+
+    def joined(path):
+        federation.add("west")
+
+    federation.after = on_first(federation, "south", "outbox", joined, when=lambda path: number(path) > 2)
+    settings = {"clients": 2, "newcomers": 1, "arrival": 2, "rounds": 3}
+    carried = federation.run(**settings)
+    lines, _ = verify(federation.folder / "west" / "runs" / ".egress" / "node")
+    assert [line["round"] for line in lines if line.get("handler") == "train"] == [2, 3]
+    assert_as_on_one_machine(federation, carried, **settings)
+
+
+def test_orders_of_a_run_that_goes_back_are_withdrawn(federation):
+    """And answers to them are ignored."""
+
+    def interrupt(path):
+        raise KeyboardInterrupt
+
+    federation.after = on_first(federation, "west", "outbox", interrupt, when=lambda path: number(path) > 9)
+    with pytest.raises(KeyboardInterrupt):
+        federation.run(rounds=3, parameters={"batch": 40, "received": True})
+    federation.after = lambda: None
+    carried = federation.run(resume=True, from_round=1, rounds=3, parameters={"batch": 40, "received": True})
+    assert_as_on_one_machine(federation, carried, rounds=3, parameters={"batch": 40, "received": True})
+    assert said(federation, "is over: the file came late, or twice")
+    assert not federation.files("north", "inbox")
 
 
 def test_an_answer_signed_by_another_member_is_refused(federation):

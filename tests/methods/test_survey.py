@@ -21,16 +21,18 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.state import state_of
 from fewbytes.core.promise import Privacy
 from fewbytes.data.surveyed import Column, SiteTerms
+from fewbytes.experiments.groups import DataSettings
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.survey import survey_here
 from fewbytes.experiments.survey_schema import with_survey
-from fewbytes.experiments.surveying import survey_task, terms_of_node
+from fewbytes.experiments.surveying import described_like, survey_task, terms_of_node
 from fewbytes.experiments.tasks import find
 from fewbytes.methods.survey.figures import ColumnFigures, cells, describe, pooled, shown
 from fewbytes.methods.survey.survey import Reported, Survey, check_reported
 from fewbytes.report.survey_file import SurveyFile
 from fewbytes.report.survey_findings import Finding
+from fewbytes.report.survey_page import notes_of
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import Layout, unpack
 
@@ -320,6 +322,38 @@ def test_fewer_than_three_sites_that_tell_equally_little_are_in_no_sum(tmp_path,
         assert what == "figures" or reported[name] == expected[what]
 
 
+def test_sites_that_all_tell_nothing_are_summed_up_by_a_table_like_theirs(tmp_path):
+    frames = tables()
+    clients = write_tables(tmp_path / "clients", frames)
+    made = pd.DataFrame(
+        {"age": [20 + 7 * i % 60 for i in range(70)], "glucose": np.linspace(3.0, 9.0, 70), "ill": ["no", "mild"] * 35}
+    )
+    made.to_csv(tmp_path / "made.csv", index=False)
+    like = described_like(DataSettings(target=["ill"]), str(tmp_path / "made.csv"))
+    whole = surveyed_at(tmp_path / "runs", clients, "nothing", parameters={"like": like})
+    (group,) = whole.hidden
+    everything = pd.concat(frames.values())
+    assert (group.sites, group.samples, list(group.columns)) == ([*SITES], len(everything), list(made))
+    assert group.columns["age"].mean == pytest.approx(everything["age"].mean(), rel=1e-6)
+    assert group.columns["glucose"].missing == everything["glucose"].isna().sum()
+    assert whole.pooled["ill"].categories == everything["ill"].value_counts()[["mild", "no"]].to_dict()
+    assert not surveyed_at(tmp_path / "others", clients, "nothing").hidden
+    with pytest.raises(UserError, match="cannot be read"):
+        assert Survey(like="[]").alike
+
+
+def test_what_is_in_no_figure_is_said(tmp_path):
+    frames = tables()
+    frames["west"] = frames["west"][:1]
+    clients = write_tables(tmp_path / "clients", frames)
+    whole = surveyed_at(tmp_path / "runs", clients, target=["ill"])
+    assert whole.small == ["west"]
+    assert any("west have too few samples" in text for text in notes_of(whole))
+    with pytest.raises(UserError, match="no site has a column 'agee'"):
+        surveyed_at(tmp_path / "runs", clients, leave_out=["agee"])
+    assert "age" not in surveyed_at(tmp_path / "runs", clients, leave_out=["age"]).pooled
+
+
 def test_a_site_joins_only_sums_of_sites_that_tell_as_little(tmp_path):
     """A server that asks for the sum of one silent site and others, whose figures it knows, is refused."""
     from fewbytes.core.site import Site
@@ -440,6 +474,25 @@ def test_private_figures_are_near_the_true_ones_and_never_equal(private):
         assert age.mean != frame["age"].mean()
         assert set(site.columns["sex"].categories) == {"f", "m"}  # three are far below what is named
     assert whole.dp == str(Privacy.read(PRIVATE["dp"]))
+
+
+def test_noise_is_no_finding(tmp_path):
+    """Sites with samples of one population, so few that noise alone makes their figures differ."""
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    rng, frames = np.random.default_rng(3), {}
+    for site in SITES:
+        sex = rng.choice(["f", "m"], 400)
+        frames[site] = pd.DataFrame(
+            {"age": rng.normal(60, 12, 400).round(), "mass": rng.normal(70, 9, 400), "sex": sex}
+        )
+    clients = write_tables(tmp_path / "clients", frames)
+    asked = {"target": ["sex"], "dp": "of=samples,epsilon=0.5,delta=1e-5,clip=1"}
+    whole = surveyed_at(tmp_path / "runs", clients, **asked)
+    assert whole.drift["age"]  # they do differ
+    assert not [each.text for each in whole.findings if each.kind in ("drift", "units", "missing")]
+    frames["west"]["age"] += 200
+    whole = surveyed_at(tmp_path / "others", write_tables(tmp_path / "apart", frames), **asked)
+    assert ("age", ["west"]) in [(each.column, each.sites) for each in whole.findings]
 
 
 def test_the_noise_is_of_the_stated_size(tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +195,49 @@ def test_a_run_holds_out_data_of_any_form():
         fb.Task.of(forms[0][2], [((x, y), (x, y))], validation=1)
 
 
-def test_it_is_said_if_nothing_can_be_validated():
-    """A server without test data, and clients without models of their own."""
+@pytest.fixture(scope="module")
+def apart() -> fb.Task:
+    """A server without test data."""
     data = federate(load_dataset("digits"), Partition(clients=3), seed=1)
     without = dataclasses.replace(data, test=data.test.take([]))
-    apart = fb.Task.on(hold_out(without, 0.2, 1, apart=True), linear, seed=1)
+    return fb.Task.on(hold_out(without, 0.2, 1, apart=True), linear, seed=1)
+
+
+def test_clients_validate_the_models_that_they_receive(apart, tmp_path):
+    result = fb.run(UNSTEADY, apart, rounds=ROUNDS, workers=1, out=tmp_path / "run", keep_checkpoints=ROUNDS)
+    found = {}
+    for t in range(1, ROUNDS):  # nobody receives the last
+        model, right, samples = fb.load_model(tmp_path / "run", build=linear, round=t), 0, 0
+        for client in apart.data.clients:
+            x, y = client.validation.load()
+            right, samples = right + int((model(x).argmax(1) == y).sum()), samples + len(y)
+        found[t] = right / samples
+    best = max(found, key=lambda t: found[t])
+    shown = {row["round"] - 1: row["validation"]["accuracy"]["received"] for row in result.rounds}
+    assert {t: value for t, value in shown.items() if t} == pytest.approx(found)
+    kept = result.summary["best_model"]
+    assert (kept["round"], kept["kind"], kept["value"]) == (best, "received", pytest.approx(found[best]))
+    model, again = (fb.load_model(tmp_path / "run", build=linear, round=t).state_dict() for t in (None, best))
+    assert all(torch.equal(model[name], again[name]) for name in again)
+    stopped = fb.run(UNSTEADY, apart, rounds=ROUNDS, workers=1, stop_when="patience=1")
+    first = next(t for t in range(1, ROUNDS) if shown[t] <= max(shown[i] for i in range(t)))
+    assert stopped.summary["rounds"] == first + 1  # when it is known
+    assert stopped.summary["best_model"]["round"] == first - 1
+
+
+@dataclass(frozen=True)
+class Idle(fb.Method):
+    """Clients score a model and do not train it."""
+
+    def round(self, state, net, t):
+        list(net.call(self.look, to=net.clients))
+
+    def look(self, state: None, message: None, site: fb.Site) -> None:
+        site.score("personalised", site.model())
+
+
+def test_it_is_said_if_nothing_can_be_validated(apart):
     with pytest.warns(RuntimeWarning, match="no model is validated: the server has no test data") as noted:
-        result = fb.run(UNSTEADY, apart, rounds=2, workers=1)
+        result = fb.run(Idle(), apart, rounds=2, workers=1)
     assert len(noted) == 1
     assert "best_model" not in result.summary

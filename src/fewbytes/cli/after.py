@@ -1,4 +1,4 @@
-"""Commands on finished runs: report, evaluate, probe, attack, export, inspect."""
+"""Commands on finished runs: report, probe, attack, export, inspect."""
 
 from __future__ import annotations
 
@@ -154,60 +154,6 @@ def export(
         printed.print(f"how to run it: {paths[0].parent / 'README.md'}", soft_wrap=True)
 
 
-def evaluate(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders, a folder of them, or one model's .safetensors file.", metavar="RUN|MODEL"),
-    ],
-    alone: Annotated[bool, typer.Option("--alone", help="Train every site alone, to compare with.")] = False,
-    pooled: Annotated[
-        bool, typer.Option("--pooled", help="Train on all sites' data together, to compare with.")
-    ] = False,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(help="Train without this site, to measure its contribution; repeatable.", metavar="NAME"),
-    ] = None,
-    sites: Annotated[
-        str | None,
-        typer.Option(
-            help="Further sites that never trained: a folder with one folder or table per site.", metavar="PLACE"
-        ),
-    ] = None,
-    by: Annotated[str | None, typer.Option(help="Tables only: column of subgroups.", metavar="COLUMN")] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="Metrics, comma-separated (default: the run's).", metavar="LIST")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder (default: the run's folder).", metavar="DIR")] = None,
-    allow: Allow = None,
-    as_json: AsJson = False,
-) -> None:
-    """Test models on the data of every site, and compare with training alone; adds it to the run's report.
-
-    Example: `fewbytes evaluate runs/my-run --alone --pooled`
-    """
-    from fewbytes.experiments.evaluate import Evaluating
-    from fewbytes.experiments.evaluate import evaluate as evaluate_runs
-    from fewbytes.report import read_runs, write_report
-    from fewbytes.report.evaluation import PAGE, evaluation_table, group_table, verdicts
-
-    names = tuple(name.strip() for name in metrics.split(",")) if metrics is not None else ()
-    how = Evaluating(alone, pooled, tuple(without or ()), sites, by, names)
-    file = runs[0].suffix == ".safetensors"
-    with standard_output_for(as_json), naming(allow, None if file else runs[0]):
-        folder, found = evaluate_runs(runs, how, out)
-        if not file and out is None:
-            write_report(read_runs(runs), folder / "report.html")
-    if as_json:
-        print(json.dumps(found, indent=2))
-        return
-    printed.print(evaluation_table(found))
-    for text in verdicts(found):
-        printed.print(text, soft_wrap=True)
-    if (groups := group_table(found)) is not None:
-        printed.print(groups)
-    printed.print(f"evaluation: {folder / PAGE}", soft_wrap=True)
-
-
 def audit(
     folder: Annotated[Path, typer.Argument(help="A node's folder, or one with several, which holds egress.jsonl.")],
     key: Annotated[
@@ -296,12 +242,14 @@ def _inspect_sealed(file: Path, node: Path | None) -> None:
         if node is None:
             return
         from fewbytes.flower.mailbox_site import read_order
+        from fewbytes.flower.transport import KINDS
 
         order, frames = read_order(node.absolute(), data)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except NotAccepted as error:
         raise UserError(f"{file}: {error}") from None
-    printed.print(visible(f"order    round {order.job.round}, {order.job.handler}"), soft_wrap=True, markup=False)
+    step = KINDS.get(order.job.handler, order.job.handler)
+    printed.print(visible(f"order    round {order.job.round}, {step}"), soft_wrap=True, markup=False)
     for each in frames:
         printed.print(inspected(bytes(each), file))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from fewbytes.cli.after import attack, audit, evaluate, export, inspect_file, probe, report, statement
+from fewbytes.cli.after import attack, audit, export, inspect_file, probe, report, statement
 from fewbytes.cli.check import check
 from fewbytes.cli.codec import decode, encode
 from fewbytes.cli.endings import ending
+from fewbytes.cli.evaluation import evaluate
 from fewbytes.cli.federation import federation, node
 from fewbytes.cli.machines import deploy
 from fewbytes.cli.more import doctor, new, reproduce

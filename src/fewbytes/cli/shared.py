@@ -140,7 +140,9 @@ def print_results(folder: Path, results: Any, as_json: bool) -> None:
 def show(runs: Sequence[RunFolder], page: Path) -> None:
     """Print the table of some runs, the recommended methods, results by site, and the path of the report."""
     from fewbytes.report import caveats, choices, summary_table
-    from fewbytes.report.evaluation import evaluation_of, evaluation_table, verdicts
+    from fewbytes.report.evaluation import evaluation_of
+    from fewbytes.report.evaluation_tables import evaluation_table
+    from fewbytes.report.evaluation_words import verdicts
 
     printed.print(summary_table(runs, printed.width))
     found, by_site = choices(runs), evaluation_of(runs)

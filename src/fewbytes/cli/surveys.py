@@ -38,6 +38,13 @@ def survey(
     duplicates: Annotated[
         bool, typer.Option("--duplicates", help="Look for near-duplicates between sites, by salted digests.")
     ] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            help="A table with the sites' columns, of your own: to sum up sites of which none tells its figures.",
+            metavar="FILE",
+        ),
+    ] = None,
     tell: Annotated[
         str, typer.Option(help="In one process: what each site tells, or all: figures, labels, sizes, nothing.")
     ] = "figures",
@@ -69,6 +76,10 @@ def survey(
     if "dp" in settings:
         settings["dp"] = f"of=samples,clip=1,{settings['dp']}"
     settings |= {"method": "survey", "parameters": {"min_count": min_count, "duplicates": duplicates}}
+    if like is not None:
+        from fewbytes.experiments.surveying import described_like
+
+        settings["parameters"]["like"] = described_like(DataSettings.read(settings), like)
     if hosts is not None or federation is not None:
         if tell != "figures":
             raise UserError("--tell is for sites in one process: real sites say it in their node.toml (tell)")

@@ -58,6 +58,8 @@ class Promises:
     """Whether masks hide the values in replies from its server."""
     describes: bool = False
     """Whether clients only describe their data, and train nothing: data are read as they are, without a server's."""
+    evaluates: bool = False
+    """Whether clients only test models, and reply with figures about them (also under `evaluate-only`)."""
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -29,13 +29,9 @@ from fewbytes.data.split import LazySamples, Split
 PIECE = 256  # samples compared at a time
 
 
-def _handler_seed(seed: int, client: Id, t: int, what: str) -> int:
-    return stream_seed(seed, "client", client, t, what)
-
-
 def handler_stream(seed: int, client: Id, t: int, what: str) -> np.random.Generator:
     """The initial `Site.rng` of a handler, for a server that checks a client's draws."""
-    return np.random.default_rng(_handler_seed(seed, client, t, what))
+    return np.random.default_rng(stream_seed(seed, "client", client, t, what))
 
 
 @dataclass
@@ -52,10 +48,11 @@ class Shared:
 class Given:
     """What a run gives a client for a handler. `steps`: the number of local steps; 0: the method's own; None: a run
     without a round time, in which steps are not reported. `saves`: where local training is saved as it goes (None: it
-    is not)."""
+    is not). `validates`: whether the model is scored on validation data before its training, as the server has none."""
 
     steps: int | None = None
     saves: Saves | None = None
+    validates: bool = False
 
 
 class Site:
@@ -89,14 +86,14 @@ class Site:
         self.train: Split = task.data.clients[me].train
         self.test: Split = task.data.clients[me].test
         self.validation: Split = task.data.clients[me].validation or self.test.take([])
-        self.seed = _handler_seed(self.problem.seed, me, t, what)
+        self.seed = stream_seed(self.problem.seed, "client", me, t, what)
         """The engine's seed for the global generators before the handler runs: torch's and, for transforms of users'
         data sets, Python's and numpy's."""
         self.records = Records()
         self.given = Given()
         self._what, self._scored, self._shared = what, scored, shared or Shared()
-        self._taken = 0  # models
-        self._fitted = False
+        self._taken, self._fitted = 0, False  # models, with privacy of samples
+        self.received: Scores = {}  # of the first model before its training, on validation data
         self._loaded: dict[int, tuple[Tensor | NamedTensors | LazySamples, Tensor]] = {}
 
     @cached_property
@@ -151,6 +148,8 @@ class Site:
     ) -> float:
         """Train on this client's training samples, transforming batches if `train` has a transform (see
         `fewbytes.core.training.fit`); records the loss as `train`. `more`: further samples (x, y), after its own."""
+        if self.given.validates and not self.received:
+            self.received = self.validated(model)
         x, y = self.samples(self.train)
         if more is not None:
             x, y = torch.cat([one_tensor(x[:]), ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
@@ -272,9 +271,8 @@ class Site:
         as an accuracy of that kind, in every round."""
         if not len(self.test):
             return None
-        scores, _ = self._evaluated(model)
-        self.records.scores[kind] = scores
-        return values(scores)["accuracy"]
+        self.records.scores[kind] = self.scores(model)
+        return values(self.records.scores[kind])["accuracy"]
 
     def score(self, kind: str, model: nn.Module) -> None:
         """Record the objective's metrics, and the loss, of the model on this client's test split, in rounds with

@@ -53,8 +53,8 @@ class SitePolicy:
     `methods`: names of the methods that may run (empty: all). `min_samples`: a client with fewer training samples takes
     no part. `max_bytes_a_round`, `max_bytes_in_all`: limits of what leaves, over all runs for the latter.
     `max_rounds`: limit of all runs together. `secure`: replies must be hidden in sums. `epsilon`: runs must promise
-    differential privacy of samples with at most this epsilon. `evaluate_only`: no reply of a method leaves. `ask`: a
-    person approves each run. `hours`: local times of the day at which the node works.
+    differential privacy of samples with at most this epsilon. `evaluate_only`: no reply of a method leaves, except
+    figures of models. `ask`: a person approves each run. `hours`: local times of the day at which the node works.
 
     >>> from fewbytes.core.site_policy import SitePolicy
     >>> policy = SitePolicy.read({"methods": "fedavg, fedprox", "max-bytes-a-round": "2MB", "partition-id": 0})
@@ -110,7 +110,7 @@ class SitePolicy:
             "secure": "Replies leave only under secure aggregation, which hides them in a sum.",
             "epsilon": "Replies leave only under differential privacy of training samples, with epsilon at most "
             f"{self.epsilon:g} a run and delta at most 1 / (number of training samples).",
-            "evaluate_only": "No reply of a method leaves: only numbers of samples and scores.",
+            "evaluate_only": "No reply of a method that trains leaves: only numbers of samples, and figures of models.",
             "ask": "A person at the site approves each run.",
             "hours": f"The node works from {' to '.join(str(self.hours).split('-'))}, local time.",
         }
@@ -128,8 +128,9 @@ KEYS = frozenset(
 class Request:
     """What a server asks of a site: `order`, a digest of all of it; `methods`, the names of the method and of those it
     wraps; `samples`, the client's number of training samples; `replies`, whether the handler sends a reply; `hidden`,
-    whether the server sees it only in a sum; `privacy`, the promised epsilon and delta, if noise really hides samples;
-    `approved`, whether a person approved the run; `minute`, the local time in minutes of the day."""
+    whether the server sees it only in a sum; `evaluates`, whether it only has figures of models; `privacy`, the
+    promised epsilon and delta, if noise really hides samples; `approved`, whether a person approved the run; `minute`,
+    the local time in minutes of the day."""
 
     run: str
     round: int
@@ -139,6 +140,7 @@ class Request:
     samples: int
     replies: bool
     hidden: bool = False
+    evaluates: bool = False
     privacy: tuple[float, float] | None = None
     approved: bool = False
     minute: int = 0
@@ -194,7 +196,7 @@ def refusal(policy: SitePolicy, request: Request, history: History) -> str | Non
         return f"it works from {' to '.join(str(policy.hours).split('-'))}, its local time (hours)"
     if policy.ask and not request.approved:
         return "a person there has not approved this run (ask)"
-    if policy.evaluate_only and request.replies:
+    if policy.evaluate_only and request.replies and not request.evaluates:
         return "it only evaluates, and sends no replies of methods (evaluate-only)"
     if history.bytes_in_all >= policy.max_bytes_in_all:
         return f"all its {policy.max_bytes_in_all:,} bytes have left (max-bytes-in-all)"

@@ -8,6 +8,7 @@ from fewbytes.core.client_privacy import ClientPrivacy
 from fewbytes.core.gallery import check_name
 from fewbytes.core.ledger import LeftOut
 from fewbytes.core.means import Means
+from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Shown
 from fewbytes.core.privacy import Bytes
 from fewbytes.core.problem import Id, Problem
@@ -30,6 +31,7 @@ class Step:
         self.t, self.scored, self.rule, self.privacy = t, scored, rule or Rule(), privacy
         self.rng = stream(problem.seed, "server", t, *names)
         self.records = Gathered(problem.objective.metrics)  # handlers' measurements for people
+        self.received: dict[Id, Scores] = {}  # of the models that clients received, on their validation data
         self.updates = Updates(sum(entry.size for entry in problem.layout(0).entries))
         self.shown: dict[str, bytes] = {}  # files of the run's gallery, by name
         self.notes: dict[str, str] = {}  # notes for people about the step, with amounts

@@ -19,6 +19,7 @@ from fewbytes.core.metrics import Metric, value_of
 from fewbytes.core.objective import Objective, evaluated
 from fewbytes.data.split import Split
 
+CURVE = 10  # bins of a calibration curve
 SMALL = 1 << 20  # values of predictions, up to which intervals are computed
 
 
@@ -62,6 +63,26 @@ class Predictions:
     def together(cls, parts: Sequence[Predictions]) -> Predictions:
         """Those of several test sets."""
         return cls(torch.cat([part.predicted for part in parts]), torch.cat([part.truth for part in parts]))
+
+    def calibration(self, positive: int | None = None, least: int = 1) -> list[tuple[float, float, int]]:
+        """The calibration curve: (mean probability, frequency of the outcome, number of samples) of each of CURVE
+        equally wide bins of probabilities that has samples; neighbours are merged to at least `least` samples. The
+        outcome: the sample is of the `positive` class; None: the predicted class is correct."""
+        if positive is None:
+            probability, guessed = self.predicted.double().max(1)
+            outcome = guessed == self.truth
+        else:
+            probability, outcome = self.predicted[:, positive].double(), self.truth == positive
+        place = (probability * CURVE).ceil().long().clamp(1, CURVE) - 1  # a bin includes its upper bound
+        sums = torch.zeros(CURVE, 3, dtype=torch.float64)
+        sums.index_add_(0, place, torch.stack([probability, outcome.double(), torch.ones(len(place)).double()], 1))
+        bins = [list[float](each) for each in sums.tolist() if each[2]]
+        while len(bins) > 1 and min(bins, key=lambda each: each[2])[2] < least:
+            small = min(range(len(bins)), key=lambda i: bins[i][2])
+            one = bins.pop(small)
+            near = min(small, len(bins) - 1)
+            bins[near] = [a + b for a, b in zip(bins[near], one, strict=True)]
+        return [(p / n, o / n, round(n)) for p, o, n in bins]
 
     def confusion(self) -> list[list[int]]:
         """The number of samples by true class (rows) and predicted class (columns)."""

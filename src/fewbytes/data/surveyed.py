@@ -62,22 +62,25 @@ class Column:
 @dataclass(frozen=True)
 class SiteTerms:
     """What a site reports in a survey: `tell` as in a node's configuration, nothing of fewer than `min_count` samples,
-    and `salt`, the sites' common secret for finding duplicates (empty: it takes no part in that)."""
+    `salt`, the sites' common secret for finding duplicates (empty: it takes no part in that), and `folder`, that of
+    its node's run folders."""
 
     tell: Literal["nothing", "sizes", "labels", "figures"] = "figures"
     min_count: int = 1
     salt: str = ""
+    folder: str | None = None
 
 
 @dataclass(frozen=True)
 class Figures:
     """Samples as `columns` by name, all of `rows` rows. `target`: the column with the classes, or what else is learnt.
-    `near`: a text for each sample that is equal for near-duplicates."""
+    `near`: a text for each sample that is equal for near-duplicates. `ignored`: columns that are left out."""
 
     columns: dict[str, Column]
     rows: int
     target: tuple[str, ...] = ()
     near: tuple[bytes, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     def take(self, rows: NDArray[np.int64]) -> Figures:
         """The same columns of some rows."""
@@ -97,6 +100,14 @@ class Surveyed(Split):
     def take(self, indices: Sequence[int] | NDArray[np.int64] | torch.Tensor) -> Surveyed:
         """As in `Split`."""
         return Surveyed(self.about, self.y, self.terms, super().take(indices).rows)
+
+
+class OnTerms(Split):
+    """Test samples, of which figures leave the site by its `terms`. `folder`: of its node's run folders."""
+
+    def __init__(self, split: Split, terms: SiteTerms) -> None:
+        super().__init__(split.x, split.y, split.rows, split.transform, split.learnt)
+        self.terms, self.folder = terms, None if terms.folder is None else Path(terms.folder)
 
 
 @dataclass(frozen=True)
@@ -170,7 +181,8 @@ def together(parts: Sequence[Figures]) -> Figures:
         ]
         columns[name] = Column(kind, np.concatenate(values), texts, kinds[kind].why)
     near = tuple(each for part in parts for each in part.near)
-    return Figures(columns, sum(part.rows for part in parts), parts[0].target, near)
+    ignored = tuple(name for part in parts for name in part.ignored)
+    return Figures(columns, sum(part.rows for part in parts), parts[0].target, near, ignored)
 
 
 def _numbered(column: Column, number: dict[str, float]) -> NDArray[np.float64]:
@@ -195,7 +207,8 @@ def _of_table(table: Table, how: Reading) -> Figures:
         texts = ["" if each is None else str(each) for each in table.column(how.text).to_pylist()]
         columns[f"{how.text} ({how.unit})"] = Column("numbers", np.array(how.lengths(texts), np.float64))
     described = {name: column for name, column in columns.items() if column.kind not in ("identifiers", "unreadable")}
-    return Figures(columns, len(table), target, _near_rows(described, len(table)))
+    ignored = tuple(name for name in schema.leave_out if name in table.names)
+    return Figures(columns, len(table), target, _near_rows(described, len(table)), ignored)
 
 
 def _column(table: Table, name: str, target: Sequence[str]) -> Column:

@@ -123,7 +123,7 @@ class Done(msgspec.Struct, array_like=True):
     spent: tuple[float, float | None] | None = None  # epsilon spent by other runs, and the limit for all runs
     declined: bool = False  # whether `error` is a refusal by the site's policy
     versions: dict[str, str] = {}  # of the node's software, where they differ from the server's
-    validation: Scores = {}  # as `scores`, on the client's validation data
+    validation: Scores = {}  # as `scores`, on the client's validation data; of a handler, of the model that it received
 
 
 class Handlers:
@@ -198,7 +198,9 @@ class Runner:
             self.method.handle(part.handler, state, received[part.number].message, site)
         handler = self._handlers.named(job.handler)
         message = None if job.message is None else received[job.message.number].message
-        reply = self.method.handle(handler.name, state, message, self._site(job, handler.name, done))
+        site = self._site(job, handler.name, done)
+        reply = self.method.handle(handler.name, state, message, site)
+        done.validation = site.received
         bases = [each.base for each in received.values()]
         unchanged(*bases)
         frame: Frame | None = None
@@ -229,7 +231,8 @@ class Runner:
         site = Site(self.task, job.client, job.round, handler, self._shared, job.scored)
         site.records = done.records
         saves = FileSaves(self.store.folder, training_name(job, handler), job.save_every) if job.save_every else None
-        site.given = Given(job.steps, saves)
+        apart = len(site.validation) and not len(self.task.data.validation or ())
+        site.given = Given(job.steps, saves, job.scored and bool(apart))
         seed_all(site.seed)
         return site
 

@@ -10,6 +10,7 @@ from fewbytes.base.errors import FrameError, MethodError, cleaned
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.core.admission import GROWTH, Expected, admit, finite_norm, norm
 from fewbytes.core.ledger import Ledger, LeftOut, Row
+from fewbytes.core.metrics import possible
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
 from fewbytes.core.records import Records
@@ -44,7 +45,7 @@ class Replies:
         """Called with each client whose reply was accepted (for a progress display)."""
         self._problem, self._policy, self._uplink = terms.task.problem, terms.policy, terms.uplink
         promises = terms.method.promises
-        self._hidden, self._any_norm = promises.hides, promises.describes  # figures of data may have any scale
+        self._hidden, self._any_norm = promises.hides, promises.describes or promises.evaluates
         self._roster, self._outbox = roster, outbox
         self._frames = terms.folder / "frames" if terms.keep_frames else None
         self._bounded: dict[Any, tuple[float, int]] = {}
@@ -135,6 +136,8 @@ class Replies:
         self._roster.versions[client], self._roster.has_replies = done.version, True
         self._outbox.delivered(client, request)
         step.records.add(client, done.records)
+        if received := possible(done.validation, self._problem.objective.metrics):
+            step.received[client] = received
         step.records.add(client, Records(measures=request.measured))
         row = Row(step.t, handler.name, client, request.length, length, request.counted, up, "answered", steps, seconds)
         self.ledger.add(row)

@@ -38,7 +38,7 @@ from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.experiments.surveying import terms_of_node
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.flower.application import EVENTS, VACANT
-from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
+from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app, node_folder
 from fewbytes.flower.link import Exchange
 from fewbytes.methods import short_name
 from fewbytes.running.result import Result
@@ -96,6 +96,7 @@ def serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) 
     config = {k: v for k, v in run_config.items() if k not in ("resume", "from_round", "out")}
     run = json.dumps(config, sort_keys=True)
     terms = terms_of_node(node_config, SitePolicy.read(node_config, others=True).secure)
+    terms = dataclasses.replace(terms, folder=str(node_folder(node_config)))
     key = json.dumps([run, me, allowed, str(terms)])
     if key not in _served:
         for old in [old for old in _served if json.loads(old)[0] != run]:  # a long-lived node keeps one run at a time

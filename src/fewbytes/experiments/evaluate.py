@@ -30,15 +30,18 @@ from fewbytes.experiments.groups import DataSettings, ModelSettings
 from fewbytes.experiments.loading import Reader, site_names
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.experiments.tasks import Found, find
+from fewbytes.methods.evaluation.evaluation import positive_of
 from fewbytes.models.files import load_model, read_model
 from fewbytes.report import read_runs
-from fewbytes.report.evaluation import COMPARED, FILE, name_of, place_of, write_evaluation
+from fewbytes.report.evaluation import COMPARED, FILE, name_of, place_of
+from fewbytes.report.evaluation_page import write_evaluation
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.records import Cell, Evaluation, Gain, Group, Models
 from fewbytes.report.records import Figure as Numbers
 from fewbytes.running.folder import BASELINES
 
 MOST_AT_ONCE = 20  # maximum number of clients whose models are evaluated without being asked
+FEW = 10  # minimum number of samples in a bin of a calibration curve
 CROSSED = 12  # maximum number of sites whose own models are tested at every other site
 Half = Literal["train", "test"]
 ALL = ""  # the site of a shared model
@@ -96,6 +99,7 @@ class Learnt:
     device: str = "cpu"
     precision: Any = "float32"
     seed: int = 0
+    positive: int | None = None
 
 
 def evaluate(
@@ -176,7 +180,9 @@ def _of_runs(
     families = list({family.name: family for family in reversed(families)}.values())[::-1]  # one training alone
     reader = Reader(experiment.data, experiment.model)
     sites += _outside(how, reader, found.experiment.data, data.classes, {site.name for site in sites})
-    learnt = Learnt(problem.objective, tuple(problem.classes), problem.device, problem.precision, problem.seed)
+    learnt = Learnt(
+        problem.objective, tuple(problem.classes), problem.device, problem.precision, problem.seed, positive_of(problem)
+    )
     return learnt, sites, families
 
 
@@ -227,7 +233,7 @@ def _of_file(path: Path, how: Evaluating) -> tuple[Learnt, list[Site], list[Fami
     number = classes.index(positive) if positive in classes else None
     objective = objective_for(about.get("learns", "classes"), metrics, None, None, len(classes), number)
     family = Family(Models(name="model", kind="shared", run=path.name), {ALL: model})
-    return Learnt(objective, classes), sites, [family]
+    return Learnt(objective, classes, positive=number), sites, [family]
 
 
 def _outside(
@@ -290,15 +296,17 @@ def _evaluated(
                     metric.name: Scored.of(metric, predictions, seed, of == family.at(site)) for metric in metrics
                 }
                 scored[key] = scores[metrics[0].name]
-                cells.append(
-                    Cell(
-                        models=family.name,
-                        of=of or None,
-                        site=site.name,
-                        scores={name: _numbers(each.figure) for name, each in scores.items()},
-                        confusion=predictions.confusion() if site.data.learns == "classes" else None,
-                    )
+                of_classes = site.data.learns == "classes"
+                cell = Cell(
+                    models=family.name,
+                    of=of or None,
+                    site=site.name,
+                    scores={name: _numbers(each.figure) for name, each in scores.items()},
+                    confusion=predictions.confusion() if of_classes else None,
                 )
+                if of_classes:
+                    cell["calibration"] = predictions.calibration(learnt.positive, FEW)
+                cells.append(cell)
     return Evaluation(
         runs=runs,
         metrics={m.name: {"higher": m.higher, "share": m.share, "percent": m.in_percent} for m in metrics},

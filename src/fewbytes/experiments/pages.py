@@ -8,6 +8,7 @@ from pathlib import Path
 from fewbytes.experiments.loading import site_names_of
 from fewbytes.experiments.settings import Experiment
 from fewbytes.report import read_runs, write_report
+from fewbytes.report.evaluation_of_sites import write_evaluation_of_sites
 from fewbytes.report.survey_page import write_survey
 
 
@@ -16,4 +17,7 @@ def write_page(experiment: Experiment, folder: Path, names: Sequence[str] = ()) 
     if experiment.build_method().promises.describes:
         own = site_names_of(experiment.data) if experiment.partition.partition == "local" else ()
         return write_survey(folder, names or own)
+    if experiment.build_method().promises.evaluates:
+        [run] = read_runs([folder])
+        return write_evaluation_of_sites(run, names)
     return write_report(read_runs([folder]), folder / "report.html")

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from fewbytes.data.surveyed import Figures, Reading, SiteTerms, Surveyed, read_s
 from fewbytes.experiments.groups import DataSettings
 from fewbytes.experiments.loading import place_of_client, schema_of_settings
 from fewbytes.experiments.settings import Experiment
+from fewbytes.methods.survey.figures import describe
 
 TELL = ("figures", "labels", "sizes", "nothing")
 """What a site may tell."""
@@ -47,12 +49,19 @@ def survey_task(experiment: Experiment, here: Sequence[Id] | None, terms: TermsO
 
 
 def _check_named(schema: Schema, data: FederatedData) -> None:
-    """Raises UserError unless each target and column that is named is one of a site's."""
-    every = [*(client.train.about.columns for client in data.clients)]  # type: ignore[attr-defined]
-    there = list(dict.fromkeys(name for columns in every for name in columns))
-    for name in (*schema.target, *schema.columns):
+    """Raises UserError unless each column that is named is one of a site's."""
+    every: list[Figures] = [client.train.about for client in data.clients]  # type: ignore[attr-defined]
+    there = list(dict.fromkeys(name for each in every for name in (*each.columns, *each.ignored)))
+    for name in (*schema.target, *schema.columns, *schema.leave_out):
         if name not in there:
-            raise UserError(f"no site has a column {name!r}{suggestion(name, there)}: correct --target or --columns")
+            where = "--leave-out" if name in schema.leave_out else "--target or --columns"
+            raise UserError(f"no site has a column {name!r}{suggestion(name, there)}: correct {where}")
+
+
+def described_like(how: DataSettings, place: str) -> str:
+    """The columns of a table like the sites', as the setting `like` of a survey: JSON. Raises UserError."""
+    about: Figures = read_surveyed(place, _reading(how), SiteTerms()).train.about  # type: ignore[attr-defined]
+    return msgspec.json.encode({name: describe(column, 1) for name, column in about.columns.items()}).decode()
 
 
 def _reading(how: DataSettings) -> Reading:

@@ -15,7 +15,7 @@ from fewbytes.core.objectives import objective_for
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.data import AUGMENTATIONS, FederatedData, hold_out, with_transforms
-from fewbytes.data.surveyed import SiteTerms
+from fewbytes.data.surveyed import OnTerms, SiteTerms
 from fewbytes.experiments.groups import DECLARED, LearningSettings, ModelSettings
 from fewbytes.experiments.loading import TOKENIZER, Loaded, load
 from fewbytes.experiments.settings import Experiment
@@ -85,7 +85,7 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None, terms: TermsO
     """Load the data and make the task. Raises UserError.
 
     `here`: with a local partition, the clients whose data are on this machine: none on a server, one on a node; None:
-    all, and the server's. `terms`: of a survey, what each site tells (default: all figures).
+    all, and the server's. `terms`: of a survey or an evaluation, what each site tells (default: all figures).
     """
     check_device(experiment.model.device)
     if experiment.build_method().promises.describes:
@@ -112,7 +112,17 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None, terms: TermsO
     _check_models(build, task, experiment)
     method = experiment.build_method()
     task = method.promising(task, experiment.run.dp, method.planned_rounds(experiment.run.rounds))
+    if method.promises.evaluates and terms is not None:
+        task = _on_terms(task, here or (), terms)
     return Found(experiment, task, loaded.notes)
+
+
+def _on_terms(task: Task, here: Sequence[Id], terms: TermsOf) -> Task:
+    """The task with the sites' terms, by which figures about their test samples leave."""
+    clients = list(task.data.clients)
+    for i in here:
+        clients[i] = dataclasses.replace(clients[i], test=OnTerms(clients[i].test, terms(i)))
+    return dataclasses.replace(task, data=dataclasses.replace(task.data, clients=tuple(clients)))
 
 
 def _model_name(experiment: Experiment, data: FederatedData) -> str:

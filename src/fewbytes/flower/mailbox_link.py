@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fewbytes.base.errors import FrameError
+from fewbytes.base.files import replacing
 from fewbytes.flower.link import Exchange, Link
-from fewbytes.flower.messages import decoded, read_content, write_content
+from fewbytes.flower.messages import decoded, read_content, sealed, write_content
+from fewbytes.flower.node import DATA, Order
 from fewbytes.flower.private.errors import NODE_UNAVAILABLE
 from fewbytes.flower.private.messages import failed, in_no_task
 from fewbytes.mailbox.server import Member, ServerMailbox
 
+ASKED = ".asked"  # the ending of files with what was asked
 PREFIX = "mailbox "
 """How the ids of orders by mailbox begin."""
 
@@ -39,6 +44,18 @@ class Returned(msgspec.Struct, array_like=True):
     seal: bytes = b""
 
 
+class Asked(msgspec.Struct, array_like=True):
+    """What a server remembers of an order: a digest of what it asks, its receiver's key, its number, the order as it
+    was sent, and the content of its answer, if that is kept: of numbers of samples, which a resumed run need not ask
+    again."""
+
+    what: bytes
+    key: str
+    number: int
+    order: bytes
+    answer: bytes = b""
+
+
 @dataclass(frozen=True)
 class ByMailbox:
     """The members that are reached by mailbox: the server's side of it, a function that returns them by the registered
@@ -59,6 +76,13 @@ class MailboxLink(Link):
         self._by, self._numbers = by, dict[str, int]()  # of names
         self._members: dict[int, Member] = {}
         self._sent: dict[int, tuple[int, Member]] = {}  # the receivers of open orders, by their numbers
+        self._asked: dict[int, tuple[Asked, bytes]] = {}  # open orders, and as they are asked now
+        self._earlier = {each.what: each for each in map(_read_asked, self._folder.glob(f"*{ASKED}")) if each}
+        self._ending = False  # the run is interrupted: open orders stay for its resumption
+
+    @property
+    def _folder(self) -> Path:
+        return self._by.mailbox.folder
 
     def nodes(self) -> dict[int, str]:
         """The members, by numbers that are used nowhere else, and the other nodes that are connected."""
@@ -80,12 +104,22 @@ class MailboxLink(Link):
         """Write an order; its id names its number."""
         if node not in self._members:
             return super().push(kind, node, content, group)
+        member, mailbox = self._members[node], self._by.mailbox
         order, frame = read_content(content)
-        packed = msgspec.msgpack.encode(Sent(kind, str(group), order, bytes(frame), dict(self._by.settings)))
-        if (number := self._by.mailbox.send(self._members[node], packed)) is None:
-            return None
-        self._sent[number] = node, self._members[node]
-        return f"{PREFIX}{number}"
+        what = _digest(kind, member, order, frame)
+        known = self._earlier.pop(what, None)
+        if known is None or known.key != member.key or not (known.answer or mailbox.reopen(known.number, member)):
+            packed = msgspec.msgpack.encode(Sent(kind, str(group), order, bytes(frame), dict(self._by.settings)))
+            if (number := mailbox.send(member, packed)) is None:
+                return None
+            known = Asked(what, member.key, number, order)
+            self._remember(known)
+        self._sent[known.number], self._asked[known.number] = (node, member), (known, order)
+        return f"{PREFIX}{known.number}"
+
+    def _remember(self, asked: Asked) -> None:
+        with replacing(self._folder / f"{asked.number:06d}{ASKED}") as file:
+            file.write(msgspec.msgpack.encode(asked))
 
     def pull(self, ids: Sequence[str]) -> dict[str, Message]:
         """The answers that have arrived; an error for orders to members that were removed or have another key since."""
@@ -97,8 +131,22 @@ class MailboxLink(Link):
         self._look()
         gone = [number for number in wanted if self._is_void(number)]
         found |= {wanted[number]: failed(_empty(), Error(NODE_UNAVAILABLE, "")) for number in gone}
-        came = self._by.mailbox.answers(wanted.keys() - set(gone)).items()
-        return found | {wanted[number]: _message(content) for number, content in came}
+        came = {n: self._asked[n][0].answer for n in wanted.keys() - set(gone) if self._asked[n][0].answer}
+        came |= self._by.mailbox.answers(wanted.keys() - set(gone) - came.keys())
+        for number, content in came.items():
+            asked, order = self._asked[number]
+            if decoded(order, Order).job.handler == DATA and not asked.answer:
+                asked.answer = content
+                self._remember(asked)
+        return found | {wanted[n]: _message(content, *self._asked[n]) for n, content in came.items()}
+
+    def wait(self, seconds: float | None = None) -> None:
+        """As in `Link`."""
+        try:
+            super().wait(seconds)
+        except BaseException:
+            self._ending = True
+            raise
 
     def _is_void(self, number: int) -> bool:
         """Whether an order's receiver is no member any more, or has another key."""
@@ -110,18 +158,44 @@ class MailboxLink(Link):
         if number.startswith(PREFIX):
             order = int(number.removeprefix(PREFIX))
             self._sent.pop(order, None)
+            asked, _ = self._asked.pop(order, (None, b""))
+            if self._ending:
+                return
+            if asked is not None and not asked.answer:
+                (self._folder / f"{order:06d}{ASKED}").unlink(missing_ok=True)
             self._by.mailbox.forget(order)
         else:
             super().forget(number)
 
 
-def _message(content: bytes) -> Message:
-    """The message that a connected node would have answered with; an empty one in place of an unreadable one."""
+def _digest(kind: str, member: Member, order: bytes, frame: memoryview) -> bytes:
+    """16 bytes that are equal for orders that ask a member for the same, whichever their numbers."""
+    asked = decoded(order, Order)
+    parts = [(part.handler, part.length, part.kind) for part in asked.job.parts]
+    job = msgspec.structs.replace(asked.job, number=0, waited=[], origin=None, message=None)
+    same = msgspec.structs.replace(asked, job=job, kept=0)
+    return blake3(msgspec.msgpack.encode((kind, member.name, same, parts)) + frame).digest()[:16]
+
+
+def _read_asked(path: Path) -> Asked | None:
+    """A remembered order; None for a damaged file."""
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=Asked)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _message(content: bytes, asked: Asked, order: bytes) -> Message:
+    """The message that a connected node would have answered with to the `order`, which is `asked` again; an empty one
+    in place of an unreadable one."""
     try:
         returned = decoded(content, Returned)
     except FrameError:
         return _empty()
-    return Message(write_content(returned.answer, returned.frame, seal=returned.seal), 0, "query.answer")
+    seal, whole = returned.seal, (returned.answer, returned.frame)
+    if seal == sealed(asked.order, *whole):
+        seal = sealed(order, *whole)
+    return Message(write_content(*whole, seal=seal), 0, "query.answer")
 
 
 def _empty() -> Message:

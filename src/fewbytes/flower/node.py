@@ -295,6 +295,7 @@ def request_of(method: Method, task: Task, order: Order, asked: bytes, replies: 
         len(task.data.clients[job.client].train),
         replies,
         hidden=HIDING in names,
+        evaluates=method.promises.evaluates,
         privacy=None if promise is None else (promise.epsilon, promise.delta),
         approved=approved,
         minute=minute(),

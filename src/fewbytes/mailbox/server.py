@@ -57,39 +57,58 @@ class ServerMailbox:
 
     `place`: of the mailbox; `run`: the run's name; `folder`: on this machine, for the series and copies of open orders;
     `certificates`: the folder of the server's; `note`: called with a line about each file that is not accepted. Orders
-    of an earlier process are withdrawn. Raises UserError for an unusable key or place.
+    of an earlier process are withdrawn with the first new one to their member, unless they are opened again. Raises
+    UserError for an unusable key or place.
     """
 
     def __init__(
         self, place: str, run: str, folder: Path, certificates: Path, note: Callable[[str], None] = lambda text: None
     ) -> None:
-        self.box, self._run, self._folder, self.note = Box(place), run, folder, note
+        self.box, self._run, self.folder, self.note = Box(place), run, folder, note
         self._certificates = certificates
         self._open: dict[int, _Open] = {}
         self._later: dict[tuple[str, str], int] = {}  # files of answers that nobody has asked for yet, by their numbers
         self._others: set[tuple[str, str]] = set()  # files of other deployments
+        self._restored: set[int] = set()  # the numbers of orders that were written again
+        self._begun: set[str] = set()  # members without orders of an earlier process
         self._looked = time.monotonic()  # for missing orders
         self._trouble = ""  # why the mailbox cannot be reached, as noted
         private_folder(folder)
         path = folder / "series.json"
         self._series = msgspec.json.decode(path.read_bytes(), type=Series) if path.exists() else Series(fresh_nonce())
-        for copy in folder.glob(f"*{ORDER}"):
-            copy.unlink()
 
     def prepare(self, member: Member) -> None:
-        """Make a member's folders, and withdraw orders of an earlier process of this deployment. Raises BoxError."""
-        start = f"{self._run}.{self._series.series[:8]}."
+        """Make a member's folders. Raises BoxError."""
         for name in (INBOX, OUTBOX):
             self.box.below(member.name, name).make()
-        inbox = self.box.below(member.name, INBOX)
+
+    def _withdraw(self, member: Member) -> None:
+        """Withdraw orders to a member of an earlier process of this deployment, except open ones. Raises BoxError."""
+        start, inbox = f"{self._run}.{self._series.series[:8]}.", self.box.below(member.name, INBOX)
+        kept = {file_name(order.header, ORDER) for order in self._open.values()}
         for name in inbox.names(ORDER):
-            if name.startswith(start):
+            if name.startswith(start) and name not in kept:
                 inbox.remove(name)
+        for copy in self.folder.glob(f"*{ORDER}"):
+            if copy.name not in kept and read_header(copy.read_bytes()).receiver == member.name:
+                copy.unlink()
+        self._begun.add(member.name)
+
+    def reopen(self, number: int, member: Member) -> bool:
+        """Wait for the answer to an order of an earlier process; False if it is lost, or either end has another key
+        since."""
+        key, certificates = server_keys(self._certificates)
+        for copy in self.folder.glob(f"*.{number:06d}{ORDER}"):
+            header = read_header(copy.read_bytes())
+            if (header.receiver, header.certificates) == (member.name, certificates):
+                self._open[number] = _Open(header, member_key(member.key), key)
+                return True
+        return False
 
     def send(self, member: Member, content: bytes) -> int | None:
         """Write an order into a member's inbox; returns its number, or None if the mailbox cannot be reached."""
         self._series.last += 1
-        with replacing(self._folder / "series.json", sync=True) as file:
+        with replacing(self.folder / "series.json", sync=True) as file:
             file.write(msgspec.json.encode(self._series))
         key, certificates = server_keys(self._certificates)
         number, receiver = self._series.last, member_key(member.key)
@@ -98,13 +117,15 @@ class ServerMailbox:
             certificates=certificates,
         )  # fmt: skip
         data = seal(header, content, key, receiver)
-        with replacing(self._copy(header)) as file:
-            file.write(data)
         try:
+            if member.name not in self._begun:
+                self._withdraw(member)
+            with replacing(self._copy(header)) as file:
+                file.write(data)
             self._inbox(header).write(file_name(header, ORDER), data)
         except BoxError as error:
             self.note(str(error))
-            self._copy(header).unlink()
+            self._copy(header).unlink(missing_ok=True)
             return None
         self._open[number] = _Open(header, receiver, key)
         return number
@@ -181,9 +202,12 @@ class ServerMailbox:
             inbox, name = self._inbox(order.header), file_name(order.header, ORDER)
             if name not in inbox.names(ORDER):
                 inbox.write(name, self._copy(order.header).read_bytes())
+                if order.header.number not in self._restored:
+                    self._restored.add(order.header.number)
+                    self.note(f"{order.header.receiver}/{INBOX}/{name} was no longer there: it is written again")
 
     def _inbox(self, header: Header) -> Box:
         return self.box.below(header.receiver, INBOX)
 
     def _copy(self, header: Header) -> Path:
-        return self._folder / file_name(header, ORDER)
+        return self.folder / file_name(header, ORDER)

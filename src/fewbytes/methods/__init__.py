@@ -27,7 +27,7 @@ from fewbytes.core.method import Method
 
 FILES = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
 """The names of built-in methods."""
-WITHOUT_TRAINING = ("survey",)
+WITHOUT_TRAINING = ("survey", "evaluation")
 """The names of exchanges that train nothing: they have commands of their own, and no list of methods has them."""
 
 

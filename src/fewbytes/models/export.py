@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.language import padding_token, read_tokenizer, tokenizer_digest
 from fewbytes.base.named import only_allowed
-from fewbytes.base.state import copied
+from fewbytes.base.state import all_entries, copied
 from fewbytes.models.export_readme import readme
-from fewbytes.models.files import read_model
+from fewbytes.models.files import metadata_of, read_model
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.kgf import with_plain_kernels
 from fewbytes.models.lora_xs import with_plain_adapters
@@ -90,6 +90,7 @@ def export_model(
     if "onnx" in formats:
         _check_onnx()
     tokenizer = _tokenizer(run, about)
+    own = all_entries(model).keys()
     model = _Outputs(with_plain_adapters(with_plain_kernels(model)), about.get("tensors", ())).eval()
     folder = Path(out) if out is not None else run / "export" / ("" if client is None else f"client-{client}")
     description = _described(run, client, about, formats)
@@ -101,6 +102,8 @@ def export_model(
             beside = sorted(path.name for path in written.iterdir())
             description["text"] = _text(tokenizer, beside, about["sample_shape"][0], about["learns"])
         _write_model(model, _samples(about), formats, written)
+        if "safetensors" in formats:
+            _write_weights(model, about, own, written / FILES["safetensors"])
         (written / "model.json").write_text(json.dumps(description, indent=2) + "\n")
         (written / "README.md").write_text(readme(description), "utf-8")
         names = sorted(path.name for path in written.iterdir())
@@ -143,11 +146,14 @@ def _samples(about: dict[str, Any]) -> dict[str, Tensor]:
     return {name: torch.zeros(2, *of["shape"], dtype=getattr(torch, of["dtype"])) for name, of in tensors.items()}
 
 
+def _write_weights(model: nn.Module, about: dict[str, Any], own: Collection[str], path: Path) -> None:
+    """Write the weights; with the metadata by which `read_model` reads them, if they are the run's `own` entries."""
+    state = {name.removeprefix("model."): copied(value) for name, value in model.state_dict().items()}
+    path.write_bytes(save(state, metadata=metadata_of(about, state) if state.keys() == set(own) else None))
+
+
 def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Format], folder: Path) -> None:
-    """Write the model in each format; x: the tensors of samples (2, …)."""
-    if "safetensors" in formats:
-        state = {name.removeprefix("model."): copied(value) for name, value in model.state_dict().items()}
-        (folder / FILES["safetensors"]).write_bytes(save(state))
+    """Write the model as programs; x: the tensors of samples (2, …)."""
     if not {"torch", "onnx"} & set(formats):
         return
     if not torch.cuda.is_available():

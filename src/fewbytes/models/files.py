@@ -122,9 +122,14 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     written = trained_entries(model) if elsewhere else all_entries(model)  # frozen parts, too
     frozen = {"frozen": frozen_digest(model)} if elsewhere else {}
     state = {name: copied(value) for name, value in written.items()}
-    words = json.dumps(about | recipe | frozen)
     with replacing(path) as file:
-        file.write(save(state, metadata={"fewbytes": _digest(words, state) + words}))  # one key: order is random
+        file.write(save(state, metadata=metadata_of(about | recipe | frozen, state)))
+
+
+def metadata_of(about: dict[str, Any], state: State) -> dict[str, str]:
+    """The metadata of a model's file, by which `read_model` reads it."""
+    words = json.dumps(about)
+    return {"fewbytes": _digest(words, state) + words}  # one key: order is random
 
 
 def _digest(about: str, state: State) -> str:

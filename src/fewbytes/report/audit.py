@@ -91,6 +91,17 @@ def records_in(folder: Path) -> list[Path]:
     return found
 
 
+def _called(folder: Path) -> str:
+    """The name of a node by the folder of its record: its client's number, or the name of the folder with its
+    node.toml."""
+    if folder.parent.name != ".egress":
+        return folder.name
+    if folder.name != "node":
+        return f"Node {folder.name}"
+    own = folder.parents[2]
+    return f"Node {own.name}" if (own / "node.toml").is_file() else "The node"
+
+
 def audited(folder: Path, key: Path | None = None) -> Audited:
     """A node's record, verified. `key`: as in `fewbytes.base.chain.verify`. Raises UserError if it cannot be read."""
     lines, fault = verify(folder, key)
@@ -121,7 +132,7 @@ def _audited(folder: Path, lines: Sequence[Line], fault: Fault | None, keys: Seq
         about.append(f"All runs together have spent epsilon {max(spent):.3g} of the training samples' privacy.")
     replies = [line for line in answers if line["replies"]]
     return Audited(
-        f"Node {folder.name}" if folder.parent.name == ".egress" else folder.name,
+        _called(folder.resolve()),
         fault is None,
         verdict,
         evidence,

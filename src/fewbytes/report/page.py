@@ -13,7 +13,7 @@ from typing import Literal
 
 from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
-from fewbytes.report import choice, evaluation, leaks, left_out, notes, pictures, pieces
+from fewbytes.report import choice, evaluation, evaluation_page, leaks, left_out, notes, pictures, pieces
 from fewbytes.report.charts import (
     DIRECTIONS,
     called,
@@ -197,7 +197,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 def _page(runs: Sequence[RunFolder]) -> str:
     charts = _traffic(runs) | _rounded(runs)
     by_site = evaluation.evaluation_of(runs)
-    site_kinds, site_lines = evaluation.curves(runs, charts)
+    site_kinds, site_lines = evaluation_page.curves(runs, charts)
     return document(
         "report.html",
         charts,
@@ -207,7 +207,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
         many=MANY,
         choice=choice.section(runs, charts),
         summary=_summary(runs),
-        sites=evaluation.section(by_site, charts),
+        sites=evaluation_page.section(by_site, charts),
         site_kinds=site_kinds,
         site_lines=site_lines,
         sites_views={} if by_site is None else {metric: metric for metric in by_site["metrics"]},

@@ -240,14 +240,15 @@ class Models(TypedDict):
 
 
 class Cell(TypedDict):
-    """One model on one site's test set: of which `Models`, of which site (None: of all), the figures by metric, and
-    samples by true and predicted class."""
+    """One model on one site's test set: of which `Models`, of which site (None: of all), the figures by metric, samples
+    by true and predicted class, and the calibration curve (predicted, observed, number of samples, by bin)."""
 
     models: str
     of: str | None
     site: str
     scores: dict[str, Figure]
     confusion: list[list[Number]] | None
+    calibration: NotRequired[list[tuple[float, float, int]]]
 
 
 class Gain(TypedDict):
@@ -271,7 +272,7 @@ class Group(TypedDict):
 
 class Evaluation(TypedDict):
     """`evaluation.json`: models of some runs, named as their folders, on the sites' test sets; the first metric is the
-    main one."""
+    main one. `unreported`: of an evaluation at real sites, why a site has no figures, in a sentence."""
 
     runs: list[str]
     metrics: dict[str, Traits]
@@ -283,3 +284,4 @@ class Evaluation(TypedDict):
     by: str | None
     groups: list[Group]
     classes: list[str]
+    unreported: NotRequired[list[str]]

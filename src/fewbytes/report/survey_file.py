@@ -53,7 +53,8 @@ class Common(msgspec.Struct):
 class SurveyFile(msgspec.Struct):
     """The content of survey.json. `pooled`: the columns over all sites that tell their figures or are in a sum.
     `drift`: by column and site, how far the site's is from the others' together. `left_out`: sites in no pooled
-    figure."""
+    figure; `small`: those of them that have fewer samples than the minimum. `unknown`: columns that were named, and no
+    site has."""
 
     survey: int
     min_count: int
@@ -66,6 +67,8 @@ class SurveyFile(msgspec.Struct):
     findings: list[Finding] = []
     common: list[Common] = []
     left_out: list[str] = []
+    small: list[str] = []
+    unknown: list[str] = []
     absent: list[str] = []
     dp: str = ""
     uplink_bytes: int = 0
@@ -116,6 +119,10 @@ def survey_of(folder: Path, names: Sequence[str] = ()) -> SurveyFile:
         for each in whole.sites
         if each.tells != "figures" and all(each.name not in one.sites for one in hidden)
     ]
+    whole.small = [each.name for each in whole.sites if each.tells == "figures" and each.samples is None]
+    if any(each.columns for each in whole.sites):
+        there = {name for each in whole.sites for name in each.columns}
+        whole.unknown = [name for key in ("target", "columns") for name in result.get(key) or () if name not in there]
     whole.pooled = pooled_columns([*(each.columns for each in counted), *(each.columns for each in hidden)])
     whole.quantiles = {name: read for name, of in whole.pooled.items() if (read := quantiles(of))}
     reported = {each.name: each.columns for each in whole.sites if each.columns}

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from fewbytes.base.errors import listed
-from fewbytes.methods.survey.figures import MEASURED, ColumnFigures, pooled
+from fewbytes.methods.survey.figures import MEASURED, SURELY, ColumnFigures, pooled
 
 APART = 1.7
 """The factor between two sites' values from which their units may differ."""
@@ -38,6 +38,10 @@ CLOSE = 0.06
 """How far a factor may be from one of UNITS, as a share."""
 LARGE, SEEN = 0.5, 0.2
 """Differences from which drift is found, and is shown: in deviations, or in shares of samples."""
+BEYOND = 3.0
+"""With noise, differences below so many of its standard deviations are not reported."""
+BLURRED = 0.1
+"""With noise, no factor is read from quantiles that it moves by a larger share of samples than this."""
 MISSING = 0.2
 """The difference between shares of missing values from which it is found."""
 Sites = Mapping[str, Mapping[str, ColumnFigures]]
@@ -130,7 +134,7 @@ def _of_numbers(column: str, of: Mapping[str, ColumnFigures]) -> Iterator[Findin
     same = {site: figures for site, figures in measured.items() if site not in apart}
     for site in same if len(same) > 1 else ():
         value = _difference(same, site)
-        if value is not None and abs(value) >= LARGE:
+        if value is not None and abs(value) >= LARGE and _is_beyond_noise(same, site, value):
             direction = "above" if value > 0 else "below"
             yield Finding(
                 "drift", column, [site],
@@ -139,9 +143,19 @@ def _of_numbers(column: str, of: Mapping[str, ColumnFigures]) -> Iterator[Findin
             )  # fmt: skip
 
 
+def _is_beyond_noise(of: Mapping[str, ColumnFigures], site: str, value: float) -> bool:
+    """Whether a difference of a site from the others is more than noise makes."""
+    here, others = of[site], pooled(each for name, each in of.items() if name != site)
+    if here.mean is None or others.mean is None:
+        return value > BEYOND * math.hypot(here.share_error, others.share_error)
+    return abs(here.mean - others.mean) > BEYOND * math.hypot(here.mean_error, others.mean_error)
+
+
 def factor(here: ColumnFigures, there: ColumnFigures) -> float:
     """The constant factor by which the values here exceed those there, if there seems to be one of APART or more (or
     its inverse); else 0."""
+    if max(here.share_error, there.share_error) > BLURRED:
+        return 0.0
     pairs = [(here.quantile(share), there.quantile(share)) for share in (0.1, 0.25, 0.5, 0.75, 0.9)]
     pairs += [(here.deviation, there.deviation), (here.mean, there.mean)]
     logs = [math.log(a / b) for a, b in pairs if a and b and a * b > 0]
@@ -181,6 +195,7 @@ def _number(value: float | None) -> str:
 def _of_categories(column: str, of: Mapping[str, ColumnFigures], learnt: bool, least: int) -> Iterator[Finding]:
     reported = {site: set(figures.categories) for site, figures in of.items() if figures.categories}
     every = set[str]().union(*reported.values())
+    least = max(least, math.ceil(SURELY * max(figures.noise for figures in of.values())))  # with noise, to be named
     few = f"no sample, or fewer than {least}," if least > 1 else "no sample"
     odd = [site for site in reported if _own(reported, site) and every - reported[site]]
     usual = {site: names for site, names in reported.items() if site not in odd} or dict([*reported.items()][:1])
@@ -203,7 +218,7 @@ def _of_categories(column: str, of: Mapping[str, ColumnFigures], learnt: bool, l
         )
     for site in usual if len(usual) > 1 else ():
         value = _difference({name: of[name] for name in usual}, site)
-        if value is not None and value >= SEEN:
+        if value is not None and value >= SEEN and _is_beyond_noise(of, site, value):
             text = (
                 f"{column!r}: the categories at {site} differ from the other sites' in {100 * value:.0f} % of samples"
             )
@@ -231,7 +246,8 @@ def _of_presence(column: str, of: Mapping[str, ColumnFigures], lacking: Sequence
         parts = " and ".join(f"{kind} at {listed(where)}" for kind, where in kinds.items())
         yield Finding("columns", column, [s for where in kinds.values() for s in where], f"{column!r} holds {parts}")
     shares = {s: (f.missing or 0) / f.rows for s, f in of.items() if f.rows and f.missing != f.rows}
-    if shares and max(shares.values()) - min(shares.values()) >= MISSING:
+    noise = max((figures.noise / max(1, figures.rows) for figures in of.values()), default=0.0)
+    if shares and max(shares.values()) - min(shares.values()) >= max(MISSING, BEYOND * noise):
         site = max(shares, key=lambda s: shares[s])
         rest = max(share for s, share in shares.items() if s != site)
         here, there = (f"{100 * share:.0f} %" for share in (shares[site], rest))

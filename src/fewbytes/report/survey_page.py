@@ -133,6 +133,10 @@ def notes_of(whole: SurveyFile) -> Iterator[str]:
             f"{', '.join(whole.left_out)} tell no figures, and are in no figure here: a sum hides a site only among "
             "three or more that tell equally little."
         )
+    if whole.small:
+        yield f"{', '.join(whole.small)} have too few samples (min-count), and are in no figure here."
+    if whole.unknown:
+        yield f"No site reported a column {', '.join(map(repr, whole.unknown))}."
     if whole.absent:
         yield f"{', '.join(whole.absent)} did not answer."
 

@@ -17,6 +17,7 @@ from fewbytes.core.promise import Privacy
 from fewbytes.data.schema import DOUBT
 from fewbytes.report import left_out, notes
 from fewbytes.report.folder import RunFolder
+from fewbytes.running.promises.promise import RECEIVED
 from fewbytes.running.rounding import rounded
 from fewbytes.running.settings import ROUNDING
 
@@ -34,6 +35,7 @@ KINDS = {
 """The meaning of each kind of score."""
 
 
+RECEIVED_WORDS = "the shared model's"
 OF_SERVER = "global"
 """The only kind of score on the server's test data; all others are on clients' own."""
 
@@ -235,9 +237,10 @@ def best_models(runs: Sequence[RunFolder]) -> list[str]:
         validated = best["chosen_on"] == "validation"
         on = "validation data" if validated else "these test data, which is too optimistic"
         lines.append(
-            f"{f'{run.label}, ' if len(runs) > 1 else ''}best model: round {best['round']}, by {best['kind']} "
+            f"{f'{run.label}, ' if len(runs) > 1 else ''}best model: round {best['round']}, by "
+            f"{RECEIVED_WORDS if best['kind'] == RECEIVED else best['kind']} "
             f"{best['metric']} {run.written(best['value'], best['metric'])} on {on}"
-            + (f"; on test data {run.written(tested, best['metric'])}" if validated else "")
+            + (f"; on test data {run.written(tested, best['metric'])}" if validated and tested is not None else "")
         )
     return lines
 

@@ -102,6 +102,7 @@ def _save_kept(loop: Loop, engine: Engine, about: dict[str, Any], best: Best | N
 
 
 def _without_places(about: dict[str, Any]) -> dict[str, Any]:
-    """The run's entries in a model's file, which may be shared: data by name, without their local paths."""
+    """The run's entries in a model's file, which may be shared: data by name, without their local paths, and without
+    the notes about them."""
     places = {key: Path(about[key]).name for key in ("dataset", "client_data") if about.get(key)}
-    return about | places
+    return {key: value for key, value in (about | places).items() if key != "notes"}

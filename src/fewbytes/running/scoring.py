@@ -12,7 +12,7 @@ from fewbytes.core.metrics import Scores
 from fewbytes.core.problem import Id
 from fewbytes.core.records import ByMetric, mean_scores, pooled_scores
 from fewbytes.engines.engine import Engine
-from fewbytes.running.promises.promise import Phase, Row
+from fewbytes.running.promises.promise import RECEIVED, Phase, Row
 from fewbytes.running.rounds import Rounds
 
 MOST_BY_CLIENT = 50  # maximum number of clients of a run whose lines have each client's scores
@@ -37,6 +37,8 @@ def score(done: Phase, engine: Engine, state: Any, rounds: Rounds, rows: Sequenc
         last = t >= rounds.last or open_end
         done.scores = merged(done.scores, scored_models(engine, state, own, last))
         done.validation = merged(done.validation, validated_model(engine, state))
+        if "global" not in next(iter(done.validation.values()), {}):  # the server has no validation data
+            done.validation = merged(done.validation, pooled_scores({RECEIVED: engine.step.received}))
         if len(engine.problem.clients) <= MOST_BY_CLIENT:
             done.by_client = client_scores(engine.step.records.scores | ({"personalised": own} if own else {}))
         if open_end and not rounds.end([*rows, sent | {"scores": done.scores, "validation": done.validation}], t):

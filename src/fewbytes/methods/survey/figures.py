@@ -25,6 +25,8 @@ SMALLEST = 1e-200
 """The smallest deviation by which edges are rounded."""
 MOST_NAMED = 200
 """Maximum number of categories that are named, the most frequent ones."""
+SURELY = 7.1
+"""With noise, its standard deviations above which a category is named: noise alone is above them once in 10^12."""
 MEASURED = ("numbers", "dates")
 """The kinds of columns with means and cells."""
 
@@ -33,7 +35,8 @@ class ColumnFigures(msgspec.Struct):
     """A column at a site, or of several. `rows`: with a value or without; `missing`: without (None: fewer than the
     minimum, but some; all other figures then count them as if they had a value). `edges` and `counts`: of the cells;
     cell i holds values above edge i - 1, up to edge i. `other`: rows of categories that are not named (None: fewer than
-    the minimum). `why`: why a column is unreadable."""
+    the minimum). `why`: why a column is unreadable. `noise`: the standard deviation of the noise in each number of
+    samples."""
 
     kind: str
     rows: int
@@ -45,6 +48,7 @@ class ColumnFigures(msgspec.Struct):
     categories: dict[str, int] = {}
     other: int | None = 0
     why: str = ""
+    noise: float = 0.0
 
     @property
     def known(self) -> int:
@@ -57,6 +61,20 @@ class ColumnFigures(msgspec.Struct):
             return None if self.mean is None or self.deviation else self.mean
         below = np.cumsum(self.counts)[:-1] / sum(self.counts)
         return float(np.interp(share, below, self.edges))
+
+    @property
+    def mean_error(self) -> float:
+        """The standard deviation of the mean by noise in the numbers of its cells."""
+        if not self.noise or self.mean is None or len(self.edges) < 2:
+            return 0.0
+        middles = (np.array(self.edges[:-1]) + np.array(self.edges[1:])) / 2
+        return self.noise * float(np.sqrt(((middles - self.mean) ** 2).sum())) / max(1, self.known)
+
+    @property
+    def share_error(self) -> float:
+        """The standard deviation, by noise, of the share of samples in half of the cells or categories."""
+        cells = max(1, len(self.counts), len(self.categories))
+        return self.noise * math.sqrt(cells / 2) / max(1, self.known)
 
     @property
     def rank_error(self) -> float:
@@ -152,6 +170,7 @@ def pooled(sites: Iterable[ColumnFigures]) -> ColumnFigures:
     lacking = [each.missing for each in found]
     reported = sum(each or 0 for each in lacking)
     figures = ColumnFigures(kind, rows[kind], reported if reported or None not in lacking else None)
+    figures.noise = math.sqrt(sum(each.noise**2 for each in found))
     if kind == "categories":
         for each in found:
             for text, count in each.categories.items():

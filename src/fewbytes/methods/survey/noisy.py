@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from fewbytes.core.site import Site
 from fewbytes.data.surveyed import Column
-from fewbytes.methods.survey.figures import CELLS, MEASURED, ColumnFigures
+from fewbytes.methods.survey.figures import CELLS, MEASURED, SURELY, ColumnFigures
 
 PER_TEN, LEAST_POWER, MOST_POWER = 8, -3, 6
 """Edges of cells for each power of ten, and the smallest and the largest power."""
-SURELY, LIKELY = 7.1, 4.0
-"""Deviations of the noise above which a category is named, and a cell counts: noise alone is above them once in 10^12,
-and in 30,000."""
+LIKELY = 4.0
+"""Deviations of the noise above which a cell counts: noise alone is above them once in 30,000."""
 
 
 def fixed_edges() -> NDArray[np.float64]:
@@ -74,7 +73,7 @@ def _figures(column: Column, rows: int, noisy: NDArray[np.float64], deviation: f
     """The figures of one column from its noisy numbers."""
     whole = np.round(noisy).astype(np.int64)
     missing = int(whole[0]) if least <= whole[0] <= rows and noisy[0] > LIKELY * deviation else 0
-    figures = ColumnFigures(column.kind, rows, missing, why=column.why)
+    figures = ColumnFigures(column.kind, rows, missing, why=column.why, noise=deviation)
     if column.kind in MEASURED:
         counted = np.where((noisy[1:] > LIKELY * deviation) & (whole[1:] >= least), whole[1:], 0)
         _measure(figures, counted)

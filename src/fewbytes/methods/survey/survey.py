@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from blake3 import blake3
@@ -58,6 +59,7 @@ class ToldColumn:
     categories: dict[str, int]
     other: int | None
     why: str
+    noise: float
 
 
 @payload
@@ -87,7 +89,7 @@ class Reported:
         reported = [
             ToldColumn(
                 name, f.kind, f.rows, f.missing, f.mean, f.deviation, len(f.edges), len(f.counts), f.categories,
-                f.other, f.why,
+                f.other, f.why, f.noise,
             )
             for name, f in columns.items()
         ]  # fmt: skip
@@ -106,7 +108,17 @@ class Reported:
             counts = self.counts[to : to + c.cells].tolist()
             at, to = at + c.edges, to + c.cells
             found[c.name] = ColumnFigures(
-                c.kind, c.rows, c.missing, c.mean, c.deviation, edges, counts, dict(c.categories), c.other, c.why
+                c.kind,
+                c.rows,
+                c.missing,
+                c.mean,
+                c.deviation,
+                edges,
+                counts,
+                dict(c.categories),
+                c.other,
+                c.why,
+                c.noise,
             )
         return found
 
@@ -117,7 +129,7 @@ def check_reported(client: Id, reported: Reported) -> None:
     sound = len(reported.edges) == edges and len(reported.counts) == cells and len(reported.near) % DIGEST == 0
     for c in reported.columns:
         sound &= 0 <= c.edges < CELLS and c.cells in (0, c.edges + 1) and len(c.categories) <= MOST_NAMED
-        sound &= c.rows >= 0 and 0 <= (c.missing or 0) <= c.rows and (c.deviation or 0) >= 0
+        sound &= c.rows >= 0 and 0 <= (c.missing or 0) <= c.rows and (c.deviation or 0) >= 0 and c.noise >= 0
         sound &= (c.mean is None) == (c.deviation is None) and (c.cells == 0) == (c.mean is None)
     if not sound or bool((reported.counts < 0).any()):
         raise MethodError("its description of its data does not add up")
@@ -142,6 +154,7 @@ class Survey(Method):
 
     min_count: Count = 10  # figures of fewer samples are not shown
     duplicates: bool = False  # look for near-duplicates between sites that have a common salt
+    like: str = "{}"  # `ColumnFigures` by column, as JSON: the columns to sum up, if no site tells its own
 
     promises = Promises(sends="a description of its data", describes=True, protects={"samples"})
 
@@ -168,6 +181,14 @@ class Survey(Method):
         agreed = {**task.problem.agreed, "dp": f"{privacy}, once"}
         return replace(task, problem=replace(task.problem, privacy=terms, agreed=agreed))  # type: ignore[type-var]
 
+    @property
+    def alike(self) -> dict[str, ColumnFigures]:
+        """The columns of `like`. Raises UserError for a text that is none."""
+        try:
+            return msgspec.json.decode(self.like, type=dict[str, ColumnFigures])
+        except msgspec.MsgspecError as error:
+            raise UserError(f"the columns of a survey (like) cannot be read: {error}") from None
+
     def planned_rounds(self, asked: int) -> int:
         return 1
 
@@ -182,7 +203,7 @@ class Survey(Method):
 
     def round(self, state: Gathered, net: Network, t: int) -> None:
         state.reported = dict(net.call(self.introduce, to=net.clients, check=check_reported))
-        known = pooled_columns(
+        known = self.alike | pooled_columns(
             [reported.figures() for reported in state.reported.values() if reported.tells == "figures"]
         )
         for tells in HIDDEN:

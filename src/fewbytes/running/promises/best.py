@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fewbytes.core.metrics import Metric
-from fewbytes.running.promises.promise import Phase, Promise, Row
+from fewbytes.running.promises.promise import RECEIVED, Phase, Promise, Row
 
 
 class Best(NamedTuple):
@@ -38,19 +38,22 @@ class BestModel(Promise):
         return {}
 
     def _add(self, t: int, phase: str, scores: dict[str, dict[str, float]]) -> None:
-        """The finish changes the last round's model."""
+        """The finish changes the last round's model; what clients received is the model of the round before."""
         if phase in ("round", "finish"):
-            t -= phase == "finish"
-            self._scores[t] = scores.get(self._metric.name) or self._scores.get(t, {})
+            t, found = t - (phase == "finish"), dict(scores.get(self._metric.name, {}))
+            if t - 1 in self._scores and RECEIVED in found:
+                self._scores[t - 1][RECEIVED] = found[RECEIVED]
+            found.pop(RECEIVED, None)
+            self._scores[t] = found or self._scores.get(t, {})
 
     def notes(self, phase: Phase) -> Iterable[str]:
         """That nothing can be validated, once."""
         if self._validated and not self._noted and phase.scores and not phase.validation:
             self._noted = True
             yield (
-                "no model is validated: the server has no test data to hold samples out of, and clients keep no models "
-                "of their own; so the last model is kept, and patience goes by test scores. Give the server test data, "
-                "or leave validation out"
+                "no model is validated: the server has no test data to hold samples out of, and clients neither keep "
+                "models of their own nor train one that they receive; so the last model is kept, and patience goes by "
+                "test scores. Give the server test data, or leave validation out"
             )
 
     def best(self, until: int | None = None) -> Best | None:

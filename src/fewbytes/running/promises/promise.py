@@ -15,6 +15,8 @@ from fewbytes.core.records import ByMetric, Gathered
 from fewbytes.core.standing import Comparison
 from fewbytes.engines.engine import Engine
 
+RECEIVED = "received"
+"""The kind of validation scores of the models that clients received in a round: of the round before."""
 Row = dict[str, Any]
 """A line of rounds.jsonl."""
 

@@ -1,0 +1,1 @@
+"""Evaluation: models on the sites' test samples, without training."""
