@@ -153,9 +153,16 @@ def print_results(folder: Path, results: Any, as_json: bool) -> None:
 def show(runs: Sequence[RunFolder], page: Path) -> None:
     """Print the table of some runs, the recommended methods, results by site, and the path of the report."""
     from fewbytes.report import caveats, choices, summary_table
+    from fewbytes.report.differences import differences, differences_table
     from fewbytes.report.evaluation import evaluation_of, evaluation_table, verdicts
+    from fewbytes.report.tuned import tuned
 
     printed.print(summary_table(runs, printed.width))
+    for each in differences(runs):
+        printed.print(differences_table(each))
+        printed.print(f"{each.sentence}.", soft_wrap=True)
+    for text in tuned(runs):
+        printed.print(text, soft_wrap=True)
     found, by_site = choices(runs), evaluation_of(runs)
     for text in [*map(str, found), *caveats(runs)] if found else ():
         printed.print(text, soft_wrap=True)
