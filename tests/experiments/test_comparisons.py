@@ -133,7 +133,7 @@ def test_values_to_try():
     ]  # fmt: skip
     assert read_space("fedavg", {"epochs": "1,2,2"}, None) == {"epochs": [1, 2]}
     for text, told in {
-        "0.1..0.3": "--trials", "0.3..0.1": "a range goes from", "0..1": "a range goes from", "-1": "lr", "": "lr",
+        "0.1..0.3": "--trials", "0.3..0.1": "a range goes from", "0..1": "above 0", "-1": "lr", "": "lr",
         "few": "lr", "0.1,,0.2": "lr",
     }.items():  # fmt: skip
         with pytest.raises(UserError, match=told):
