@@ -129,7 +129,8 @@ def _repeat(
     stated = None if names is not None else resume if resume is not None or not how.merge else Path(how.merge[0])
     with standard_output_for(as_json), naming(allow, stated):
         folder, results = compare_methods(names, settings, out, resume, watch or (), how)
-    print_results(folder, results, as_json)
+    if results or as_json:
+        print_results(folder, results, as_json)
     if {result["status"] for result in results} & {
         "failed",
         *(["left out"] if names is not None and "all" not in names else []),

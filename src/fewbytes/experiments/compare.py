@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fewbytes.base.cores import available_cores
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, listed
 from fewbytes.base.files import check_own, lock, locked, make_folder
 from fewbytes.base.named import allowed_names, only_allowed
 from fewbytes.experiments.display import Display, console, note
@@ -234,7 +234,8 @@ class _Comparison:
         if len(ended) == len(finals):
             shutil.rmtree(folder / LOCKS, ignore_errors=True)
         elif elsewhere := [job for job in finals if job not in ended and _unknown(outcomes.get(job.place))]:
-            note(f"{len(ended)} of {len(finals)} runs are done; others do {elsewhere[0]} and {len(elsewhere) - 1} more")
+            left = listed([str(job) for job in elsewhere], 3)
+            note(f"{len(ended)} of {len(finals)} runs are done; left to other shards or processes: {left}")
         results = []
         for job in finals:
             why = self.untuned.get(job.method)

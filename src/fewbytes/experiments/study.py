@@ -53,8 +53,10 @@ def begin_study(folder: Path, study: Study) -> Study:
 
     Raises UserError if that is another comparison, or the folder holds something else.
     """
-    if not (folder / ASKED).exists():
+    try:
         make_folder(folder)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{folder} cannot be a comparison's folder: a file is in the way") from None
     with locked(folder / "lock"):
         if (folder / ASKED).exists():
             there = read_study(folder)

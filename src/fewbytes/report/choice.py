@@ -18,6 +18,7 @@ from fewbytes.report.folder import Guess, RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.repeats import ENOUGH, Difference, Repeated, difference, repeated, seeds_of
 from fewbytes.report.table import grouped_by
+from fewbytes.report.tuned import tuned_keys
 
 CAVEAT = "Each method ran once: another seed may change the order of close results."
 TRAINING = ("rounds", "epochs", "steps", "lr", "batch", "momentum", "fraction")
@@ -85,6 +86,7 @@ def caveats(runs: Sequence[RunFolder]) -> list[str]:
     """Caveats of the recommendations: differences in training, and chance."""
     groups = repeated(runs)
     found = unequal({group.label: _training(group.first) for group in groups})
+    found = {key: values for key, values in found.items() if key not in tuned_keys(runs)}
     texts = {key: ", ".join(f"{value} ({named(who, 3)})" for value, who in of) for key, of in found.items()}
     differences = "; ".join(f"{key} {text}" for key, text in texts.items())
     trained = f"They were trained differently, which may explain the results: {differences}."

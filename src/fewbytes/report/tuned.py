@@ -18,6 +18,7 @@ class _Choice(msgspec.Struct):
 
 class _Comparison(msgspec.Struct):
     settings: dict[str, Any]
+    tune: dict[str, str] = {}
     chosen: dict[str, _Choice] = {}
 
 
@@ -27,14 +28,22 @@ def tuned(runs: Sequence[RunFolder]) -> list[str]:
     Raises UserError for a damaged comparison.json.
     """
     lines: list[str] = []
-    for folder in dict.fromkeys(run.path.parent for run in runs):
-        file = folder / "comparison.json"
-        found = _read(file) if file.is_file() else None
-        if found is not None and found.chosen:
+    for found in _comparisons(runs):
+        if found.chosen:
             share = found.settings.get("validation", 0)
             lines.append(f"parameters were chosen on validation data, {float(share):.0%} of the training samples:")
             lines += [each.why for each in found.chosen.values()]
     return lines
+
+
+def tuned_keys(runs: Sequence[RunFolder]) -> set[str]:
+    """The parameters that were tuned, for one method or all. Raises as `tuned`."""
+    return {key.rpartition(".")[2] for found in _comparisons(runs) for key in found.tune}
+
+
+def _comparisons(runs: Sequence[RunFolder]) -> list[_Comparison]:
+    files = [folder / "comparison.json" for folder in dict.fromkeys(run.path.parent for run in runs)]
+    return [_read(file) for file in files if file.is_file()]
 
 
 def _read(file: Path) -> _Comparison:
