@@ -11,6 +11,7 @@ from commands import ended
 from runs import timeless
 
 from fewbytes.base.errors import UserError
+from fewbytes.experiments import terms
 from fewbytes.experiments.jobs import Job, Outcome, work
 from fewbytes.experiments.study import ASKED, Chosen, Study, begin_study, choose
 from fewbytes.experiments.tuning import Range, Tried, Validated, chosen_of, grid, read_space, suggested
@@ -187,9 +188,29 @@ def test_runs_of_other_processes_are_waited_for_only_while_others_need_them(monk
         asked.append(job.place)
         return Outcome("taken" if job is other or (asked.count("trial") < 3 and job is trial) else "done")
 
-    outcomes = work([iter([[trial], [last]]), iter([[other]])], 3, do, (do, 1))
+    outcomes: dict[str, Outcome] = {}
+    work([iter([[trial], [last]]), iter([[other]])], 3, do, (do, 1), outcomes)
     assert {place: outcome.status for place, outcome in outcomes.items()} == {
         "trial": "done", "last": "done", "other": "taken",
     }  # fmt: skip
     assert asked.count("trial") == 3
     assert asked.count("last") == 1
+
+
+def test_all_methods_on_equal_terms_are_tuned_too_and_those_that_cannot_run_are_left_out(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(terms, "METHODS", ["fedavg", "fedkgf", "ensemble"])  # fedkgf cannot train this model
+    asked = ["compare", "all", *QUICK, "--seeds", "1,2", "--tune", "lr=0.05,0.2", "--json"]
+    code, out, errors = ended(capsys, monkeypatch, tmp_path, *asked)
+    assert code == 0, errors
+    assert errors.count("fedkgf is left out: no setting of it has a validation score (a Mlp has no convolution") == 1
+    found = json.loads(out)
+    assert [(r["method"], r["status"]) for r in found if r["method"] != "fedkgf"] == [
+        ("fedavg", "done"), ("fedavg", "done"), ("ensemble", "done"), ("ensemble", "done"),
+    ]  # fmt: skip
+    assert {r["status"] for r in found if r["method"] == "fedkgf"} == {"left out"}
+    assert {r["parameters"]["momentum"] for r in found if "parameters" in r} == {0.9}  # of the equal terms
+    (folder,) = (tmp_path / "runs").iterdir()
+    chosen = json.loads((folder / ASKED).read_text())["chosen"]
+    assert {name: each["parameters"]["lr"] for name, each in chosen.items()} == {
+        r["method"]: r["parameters"]["lr"] for r in found if "parameters" in r
+    }

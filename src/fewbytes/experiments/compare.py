@@ -73,15 +73,15 @@ def compare(
     for other in map(Path, how.merge or ()):
         comparison.merge(folder, other)
     try:
-        outcomes = comparison.run(folder)
+        comparison.run(folder)
     except KeyboardInterrupt:
         if any(finished(folder / job.place) for job in comparison.finals()):
             comparison.report(folder)
         raise
-    if new and not any(folder.rglob("config.toml")) and (failed := [o for o in outcomes.values() if o.why]):
+    if new and not any(folder.rglob("config.toml")) and (failed := [o for o in comparison.outcomes.values() if o.why]):
         shutil.rmtree(folder)
         raise UserError(f"no method can run here; {comparison.finals()[0].method}: {failed[0].why}")
-    return folder, comparison.results(folder, outcomes)
+    return folder, comparison.results(folder)
 
 
 def _study(names: list[str] | None, settings: dict[str, Any], resume: Path | None, how: Repeating) -> Study:
@@ -110,7 +110,8 @@ class _Comparison:
 
     def __init__(self, study: Study, how: Repeating, watch: Sequence[str]) -> None:
         self.study, self.how, self.watch = study, how, watch
-        self.chosen, self.untuned = dict[str, Chosen](), dict[str, str]()
+        self.chosen, self.untuned = dict[str, Chosen](), dict[str, Outcome]()
+        self.outcomes: dict[str, Outcome] = {}  # by place
         self.seeds: list[int | None] = [*study.seeds] or [None]
         self.bench = _bench(study.asked(), self.seeds[0], tell=True)
         tuned = per_method(list(self.bench.named.values()), study.tune, "--tune")
@@ -132,14 +133,14 @@ class _Comparison:
                 jobs.append(Job(name, seed, parameters, place, like))
         return jobs
 
-    def run(self, folder: Path) -> dict[str, Outcome]:
-        """Do this process's runs; returns their outcomes by place."""
+    def run(self, folder: Path) -> None:
+        """Do this process's runs."""
         asked, jobs = self.study.asked(), self.how.jobs
         here = _How(asked, folder, tuple(self.watch))
         there = _How(asked, folder, allowed=allowed_names(), workers=max(1, available_cores() // jobs), quiet=True)
         chains = [self._chain(name, folder) for name in self.bench.settings]
         try:
-            return work(chains, self._total(), partial(_do, here), (partial(_do, there), jobs))
+            work(chains, self._total(), partial(_do, here), (partial(_do, there), jobs), self.outcomes)
         except KeyboardInterrupt:
             if jobs > 1:
                 command = self.bench.first.experiment.resuming("compare")
@@ -172,8 +173,10 @@ class _Comparison:
             tried = yield from self._trials(name, folder)
             chosen = chosen_of(name, self.spaces[name], tried)
             if chosen is None:
-                self.untuned[name] = "no setting of it has a score on validation data"
-                note(f"{name} is left out: {self.untuned[name]}")
+                failed = [self.outcomes[_trial_place(name, each.parameters)] for each in tried]
+                outcome = next((each for each in failed if each.why), Outcome("left out", "it is not validated"))
+                self.untuned[name] = Outcome(outcome.status, f"no setting of it has a validation score ({outcome.why})")
+                note(f"{name} is left out: {self.untuned[name].why}")
                 return
             self.chosen[name] = choose(folder, name, chosen)
             note(self.chosen[name].why)
@@ -224,7 +227,7 @@ class _Comparison:
                 write_report(runs, folder / "report.html")
         return runs
 
-    def results(self, folder: Path, outcomes: dict[str, Outcome]) -> list[dict[str, Any]]:
+    def results(self, folder: Path) -> list[dict[str, Any]]:
         """Evaluate models by site, write the report, and return each run's result.json, or why there is none."""
         finals = self.finals()
         ended = [job for job in finals if finished(folder / job.place)]
@@ -233,16 +236,14 @@ class _Comparison:
         recommended = choices(self.report(folder))
         if len(ended) == len(finals):
             shutil.rmtree(folder / LOCKS, ignore_errors=True)
-        elif elsewhere := [job for job in finals if job not in ended and _unknown(outcomes.get(job.place))]:
-            left = listed([str(job) for job in elsewhere], 3)
+        elif elsewhere := [str(job) for job in finals if job not in ended and self._why_not(job) is None]:
+            left = listed(elsewhere, 3)
             note(f"{len(ended)} of {len(finals)} runs are done; left to other shards or processes: {left}")
         results = []
         for job in finals:
-            why = self.untuned.get(job.method)
-            if finished(folder / job.place):
+            if job in ended:
                 result = json.loads((folder / job.place / "result.json").read_text())
-            elif why is not None or not _unknown(outcomes.get(job.place)):
-                outcome = Outcome("left out", why) if why is not None else outcomes[job.place]
+            elif (outcome := self._why_not(job)) is not None:
                 result = {"method": job.method, "status": outcome.status, "why": outcome.why}
                 result |= {} if job.seed is None else {"seed": job.seed}
             else:
@@ -251,10 +252,12 @@ class _Comparison:
             results.append(result | {"recommended": advice})
         return results
 
-
-def _unknown(outcome: Outcome | None) -> bool:
-    """Whether another process does a run."""
-    return outcome is None or outcome.status == "taken"
+    def _why_not(self, job: Job) -> Outcome | None:
+        """Why a run is not done; None: it is another process's. A method that cannot run has one outcome for all."""
+        refused = isinstance(self.bench.settings[job.method], str)
+        place = self.finals(job.method)[0].place if refused else job.place
+        outcome = self.untuned.get(job.method) or self.outcomes.get(place)
+        return None if outcome is None or outcome.status == "taken" else outcome
 
 
 def _trial_place(name: str, parameters: dict[str, Any]) -> str:

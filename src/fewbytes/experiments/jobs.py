@@ -53,13 +53,12 @@ Chain = Iterator[list[Job]]
 """The jobs of a method, in batches: the next batch is taken when all jobs of the last have ended."""
 
 
-def work(chains: Sequence[Chain], total: int, here: Do, there: tuple[Do, int]) -> dict[str, Outcome]:
-    """Do the jobs of all chains; returns the outcomes by place.
+def work(chains: Sequence[Chain], total: int, here: Do, there: tuple[Do, int], outcomes: dict[str, Outcome]) -> None:
+    """Do the jobs of all chains, and add their outcomes by place to `outcomes`.
 
     `total`: their number. `here`: does a job in this process. `there`: does it in other processes, and their number
     (1: all jobs run here). Jobs that another process has taken are waited for if they are trials, else left to it.
     """
-    outcomes: dict[str, Outcome] = {}
     waiting: dict[int, set[str]] = {number: set() for number in range(len(chains))}
     ready: list[Job] = []
     taken: list[Job] = []
@@ -94,7 +93,7 @@ def work(chains: Sequence[Chain], total: int, here: Do, there: tuple[Do, int]) -
                 time.sleep(POLL)
                 ready, taken = taken, []
             elif not ready and not waiting:
-                return outcomes
+                return
 
 
 def _report(job: Job, outcome: Outcome, before: dict[str, Outcome], position: str) -> None:
