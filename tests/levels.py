@@ -57,6 +57,7 @@ SLOW = {
     "flower/test_flower.py::test_with_a_schedule": "runs with clients that come and go",
     "nvflare/test_nvflare_simulator.py": "runs of NVFlare's simulator",
     "process/test_adapters_example.py": "an example of minutes",
+    "process/test_shared_comparison.py": "processes that share a comparison, one of them killed",
     "process/test_save_every.py": "trainings and runs that are killed",
     "process/test_chaos.py": "deployments over links that fail",
     "process/test_cluster.py": "Ray on two hosts",

@@ -22,9 +22,10 @@ from commands import ended, fewbytes
 
 import fewbytes as fb
 from fewbytes.__main__ import main
-from fewbytes.experiments import compare as comparison
+from fewbytes.experiments import terms
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.settings import make_method
+from fewbytes.experiments.study import ASKED
 from fewbytes.methods import METHODS
 from fewbytes.report import read_runs
 from fewbytes.report.table import badges
@@ -137,19 +138,19 @@ class Broken(fb.Method):
 
 @pytest.mark.parametrize(("given", "counted"), [({"epochs": 2, "steps": 0}, "epochs"), ({"steps": 2}, "steps")])
 def test_equal_terms_are_as_many_epochs_or_steps_in_all(given, counted):
-    terms = comparison.TRAINING | given
+    training = terms.TRAINING | given
     for name, length in {"fedavg": 2, "fedkgf": 2, "ensemble": 12, "fusefl": 12, "fedma": 12}.items():
-        method = make_method(name, comparison.equal_parameters(name, 6, terms))
+        method = make_method(name, terms.equal_parameters(name, 6, training))
         assert method.local.length == method.parameters[counted] == length
         assert (counted == "steps") == (method.local.steps > 0)
-    assert comparison.equal_parameters("fedrep", 6, terms)["head_epochs"] == 2
-    assert make_method("fedma", comparison.equal_parameters("fedma", 1, terms)).local.length == 3  # one a layer
-    assert f"one-shot methods: 12 {counted})" in comparison._terms(["fedavg"], 6, terms)
+    assert terms.equal_parameters("fedrep", 6, training)["head_epochs"] == 2
+    assert make_method("fedma", terms.equal_parameters("fedma", 1, training)).local.length == 3  # one a layer
+    assert f"one-shot methods: 12 {counted})" in terms._terms(["fedavg"], 6, training)
 
 
 def test_compare_all_goes_on_without_those_that_cannot(tmp_path, monkeypatch, capsys):
     kept = ("fedavg", "fedkgf", "ensemble", "separate")
-    monkeypatch.setattr(comparison, "METHODS", [*kept, f"{__name__}:Broken"])
+    monkeypatch.setattr(terms, "METHODS", [*kept, f"{__name__}:Broken"])
     options = ["--model", "mlp", "--clients", "3", "--rounds", "2", "--fraction", "0.7", "--set", "lr=0.05", "--json"]
     code, out, errors = ended(capsys, monkeypatch, tmp_path, "compare", "all", *options)
     assert code == 1, errors
@@ -177,7 +178,7 @@ def test_a_named_method_that_cannot_run_does_not_end_the_others(tmp_path, monkey
     assert code == 1, errors
     assert [r["status"] for r in json.loads(out)] == ["left out", "done"]
     assert "fedkgf is left out: a Mlp has no convolution" in " ".join(errors.split())
-    asked = only_run(tmp_path) / comparison.ASKED
+    asked = only_run(tmp_path) / ASKED
     for damage in ("[]", "{}", '{"methods": 3, "settings": {}}', asked.read_text()[:9]):
         asked.write_text(damage)
         code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "--resume", str(asked.parent))
@@ -190,7 +191,7 @@ def test_a_named_method_that_cannot_run_does_not_end_the_others(tmp_path, monkey
 @pytest.mark.parametrize("methods", [["fedavg", "separate", "fedper"], ["all"]])
 def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys, methods):
     names = ["fedavg", "fedkgf", "fedper", "separate"]  # fedkgf cannot train this model
-    monkeypatch.setattr(comparison, "METHODS", names)
+    monkeypatch.setattr(terms, "METHODS", names)
     command = ["compare", *methods, "--model", "mlp", "--clients", "3", "--rounds", "3", "--json"]
     whole = json.loads(ended(capsys, monkeypatch, tmp_path, *command, "--out", "whole")[1])
     scored = Display.scored
@@ -222,9 +223,9 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys, method
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_the_parameters_of_equal_terms(name):
-    parameters = comparison.equal_parameters(name, 6, comparison.TRAINING)
+    parameters = terms.equal_parameters(name, 6, terms.TRAINING)
     assert make_method(name, parameters).parameters.items() >= parameters.items()
-    make_method(name, comparison.equal_parameters(name, 1, comparison.TRAINING | {"epochs": 1}))  # fusefl in one block
+    make_method(name, terms.equal_parameters(name, 1, terms.TRAINING | {"epochs": 1}))  # fusefl in one block
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -240,7 +241,7 @@ def test_a_word_for_a_number_is_refused_in_words(name):
 
 
 def test_equal_terms_that_are_given_hold_for_methods_of_one_shot_too(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(comparison, "METHODS", ["ensemble", "fedavg", "fusefl"])
+    monkeypatch.setattr(terms, "METHODS", ["ensemble", "fedavg", "fusefl"])
     given = ["--set", "epochs=1", "--set", "ensemble.lr=0.2", "--rounds", "3", "--model", "mlp", "--clients", "3"]
     code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "all", *given)
     assert code == 0, errors
@@ -492,6 +493,19 @@ MISTAKES = {
     ),
     "no budget": (["compare", "--budget", "0"], "200MB"),
     "all and a parameter that none has": (["compare", "all", "--set", "tua=0.5"], "tau"),
+    "a seed twice": (["compare", "fedavg", "--seeds", "1,1"], "a seed is given twice"),
+    "seeds that are words": (["run", "fedavg", "--seeds", "one,two"], "such as 1,2,3"),
+    "a seed and seeds": (["compare", "fedavg", "--seed", "1", "--seeds", "1,2"], "leave one out"),
+    "a parameter both set and tuned": (["compare", "fedavg", "--set", "lr=1", "--tune", "lr=1,2"], "set and tuned"),
+    "a parameter to tune that none has": (["compare", "fedavg", "--tune", "mu=1,2"], "--tune mu: no method"),
+    "a value to try that a method refuses": (["compare", "fedavg", "--tune", "lr=0.1,-1"], "above 0"),
+    "a range without a number of trials": (["compare", "fedavg", "--tune", "lr=0.1..0.3"], "--trials 20"),
+    "trials of nothing": (["compare", "fedavg", "--trials", "3"], "--tune lr="),
+    "a shard that there is not": (["compare", "fedavg", "--seeds", "1,2", "--shard", "3/2"], "such as 2/4"),
+    "no jobs": (["compare", "fedavg", "--jobs", "0"], "at least 1"),
+    "a monitor of several runs": (["run", "fedavg", "--seeds", "1,2", "--monitor", "9100"], "for one run"),
+    "a merge of nothing": (["compare", "--merge", "nowhere"], "nowhere is not a comparison's folder"),
+    "a comparison to resume that is not there": (["compare", "--resume", "nowhere"], "not a comparison's folder"),
     "out that is a file": (["run", "fedavg", "--out", "broken.toml"], "broken.toml"),
 }
 

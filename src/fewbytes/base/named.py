@@ -39,6 +39,11 @@ def only_allowed(*names: str, anywhere: bool = True) -> Iterator[None]:
         _allowed.reset(token)
 
 
+def allowed_names() -> tuple[str, ...] | None:
+    """The names that the block allows, for another process's `only_allowed`; None: any."""
+    return None if (allowed := _allowed.get()) is None else allowed.names
+
+
 MODULES = "FEWBYTES_MODULES"
 """Environment variable, also read by child processes: the folder in which named modules may be."""
 

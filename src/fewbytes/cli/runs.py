@@ -24,15 +24,17 @@ from fewbytes.cli.shared import (
     print_results,
     standard_output_for,
     with_settings,
+    with_study,
 )
 from fewbytes.experiments.display import console, note, printed
+from fewbytes.experiments.groups import Repeating
 
 USUAL = ("fedavg", "fedpurin", "separate")  # default of `compare`: same models, many rounds
 
 
-@with_settings
+@with_study
 def run(
-    settings: dict[str, Any],
+    asked: tuple[dict[str, Any], Repeating],
     method: MethodName = None,
     out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
@@ -44,6 +46,8 @@ def run(
 ) -> None:
     """Run one method; writes a run folder with the result, the ledger, the models and a report.
 
+    With --seeds or --tune it writes a folder of runs, as `fewbytes compare` does.
+
     Example: `fewbytes run fedpurin --dataset digits --clients 10 --alpha 0.3 --rounds 5 --set batch=20`
     """
     from fewbytes.experiments.new_folders import new_folder, unless_refused
@@ -53,6 +57,14 @@ def run(
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
 
+    settings, how = asked
+    if how != Repeating():
+        if from_round is not None or monitor is not None:
+            raise UserError("--from-round and --monitor are for one run: leave them out, or seeds and tuning")
+        if method is None and "method" not in settings:
+            raise UserError("name a method to repeat (`fewbytes methods` lists them)")
+        _repeat([method or settings.pop("method")], (settings, how), (out, resume, allow), watch, as_json)
+        return
     if method is not None:
         settings["method"] = method
     if from_round is not None and resume is None:
@@ -69,9 +81,9 @@ def run(
     print_results(folder, result, as_json)
 
 
-@with_settings
+@with_study
 def compare(
-    settings: dict[str, Any],
+    asked: tuple[dict[str, Any], Repeating],
     methods: Annotated[
         list[str] | None,
         typer.Argument(
@@ -81,7 +93,7 @@ def compare(
     ] = None,
     out: Out = Path("runs"),
     resume: Annotated[
-        Path | None, typer.Option(metavar="COMPARISON", help="Resume the comparison in this folder.")
+        Path | None, typer.Option(metavar="COMPARISON", help="Resume the comparison in this folder, or begin it there.")
     ] = None,
     allow: Allow = None,
     watch: Watch = None,
@@ -89,23 +101,39 @@ def compare(
 ) -> None:
     """Run several methods on the same clients; writes a table and a report, and recommends a method.
 
-    `all` runs every method on equal terms: a few minutes on the digits.
+    `all` runs every method on equal terms: a few minutes on the digits. --seeds repeats every run with other seeds;
+    --tune chooses parameters for each method on validation data. The same command with --resume FOLDER resumes it.
 
     Example: `fewbytes compare fedavg fedpurin separate --dataset digits --rounds 5 --set epochs=2`
     """
+    settings, how = asked
+    if "all" in (methods or ()) and len(set(methods or ())) > 1:
+        raise UserError(f"all stands for every method: leave out {', '.join(n for n in methods or () if n != 'all')}")
+    bare = not methods and not settings and not (how.seeds or how.tune or how.trials)
+    names = None if bare and (resume is not None or how.merge) else list(dict.fromkeys(methods or USUAL))
+    _repeat(names, asked, (out, resume, allow), watch, as_json)
+
+
+def _repeat(
+    names: list[str] | None,
+    asked: tuple[dict[str, Any], Repeating],
+    places: tuple[Path, Path | None, str | None],
+    watch: list[str] | None,
+    as_json: bool,
+) -> None:
+    """Run a comparison and print its results; `names`: None for what its folder states. `places`: where new folders
+    go, the folder to resume, and what it may import."""
     from fewbytes.experiments.compare import compare as compare_methods
 
-    names = list(dict.fromkeys(methods or USUAL))
-    if "all" in names and len(names) > 1:
-        raise UserError(f"all stands for every method: leave out {', '.join(n for n in names if n != 'all')}")
-    if resume is not None and (methods or settings):
-        raise UserError("a comparison resumes with its own settings: give only --resume, --allow and --watch")
-    with standard_output_for(as_json), naming(allow, resume):
-        folder, results = compare_methods(names, settings, out, resume, watch or ())
-    print_results(folder, results, as_json)
+    (settings, how), (out, resume, allow) = asked, places
+    stated = None if names is not None else resume if resume is not None or not how.merge else Path(how.merge[0])
+    with standard_output_for(as_json), naming(allow, stated):
+        folder, results = compare_methods(names, settings, out, resume, watch or (), how)
+    if results or as_json:
+        print_results(folder, results, as_json)
     if {result["status"] for result in results} & {
         "failed",
-        *(["left out"] if "all" not in names and resume is None else []),
+        *(["left out"] if names is not None and "all" not in names else []),
     }:
         raise typer.Exit(1)
 

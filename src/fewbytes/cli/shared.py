@@ -17,7 +17,7 @@ from fewbytes.base.named import only_allowed
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.core.speeds import FORM, Speeds
 from fewbytes.experiments.display import note, printed
-from fewbytes.experiments.groups import GROUPS
+from fewbytes.experiments.groups import GROUPS, Repeating
 
 if TYPE_CHECKING:
     from fewbytes.report import RunFolder
@@ -90,6 +90,17 @@ SETTINGS = [CONFIG, *METHOD, SCHEMA, *(each for group in GROUPS.values() for eac
 """The options that `run`, `deploy`, `compare` and `plan` share: an experiment's settings."""
 
 
+STUDIED = [*SETTINGS, *options_of(Repeating)]
+"""The options that `run` and `compare` share."""
+
+
+def study_of(given: dict[str, Any]) -> tuple[dict[str, Any], Repeating]:
+    """An experiment's settings, as `settings_of` reads them, and how it is repeated. Raises UserError."""
+    repeated = {key: given.pop(key) for key in Repeating.declared() if key in given}
+    repeated["tune"] = named_values(repeated.get("tune", []), "--tune")
+    return settings_of(given), Repeating.read(repeated)
+
+
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     """An experiment's settings: those of the config file, overridden by the command line."""
     from fewbytes.experiments.config_file import folded, read_experiment
@@ -123,6 +134,8 @@ def speeds_of(place: str) -> str:
         raise UserError(f"speeds are {FORM}; the file {place} holds something else") from None
 
 
+with_study = with_options("asked", STUDIED, study_of)
+"""Gives a command these and those of repeated runs; its argument `asked` holds both."""
 with_settings = with_options("settings", SETTINGS, settings_of)
 """Gives a command the options of an experiment; its argument `settings` holds the given ones."""
 
@@ -140,11 +153,18 @@ def print_results(folder: Path, results: Any, as_json: bool) -> None:
 def show(runs: Sequence[RunFolder], page: Path) -> None:
     """Print the table of some runs, the recommended methods, results by site, and the path of the report."""
     from fewbytes.report import caveats, choices, summary_table
+    from fewbytes.report.differences import differences, differences_table
     from fewbytes.report.evaluation import evaluation_of
     from fewbytes.report.evaluation_tables import evaluation_table
     from fewbytes.report.evaluation_words import verdicts
+    from fewbytes.report.tuned import tuned
 
     printed.print(summary_table(runs, printed.width))
+    for each in differences(runs):
+        printed.print(differences_table(each))
+        printed.print(f"{each.sentence}.", soft_wrap=True)
+    for text in tuned(runs):
+        printed.print(text, soft_wrap=True)
     found, by_site = choices(runs), evaluation_of(runs)
     for text in [*map(str, found), *caveats(runs)] if found else ():
         printed.print(text, soft_wrap=True)

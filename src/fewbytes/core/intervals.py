@@ -1,9 +1,10 @@
-"""Bootstrap intervals of metrics."""
+"""Intervals: of metrics, by the bootstrap over test samples; of differences, by Student's t over seeds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,39 @@ RESAMPLES = 1000
 """Number of resamples of an interval."""
 LEVEL = 0.95
 """Share of resamples within an interval."""
+T_975 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+    2.080,
+    2.074,
+    2.069,
+    2.064,
+    2.060,
+    2.056,
+    2.052,
+    2.048,
+    2.045,
+    2.042,
+)
+"""The 0.975 quantile of Student's t, for 1 to 30 degrees of freedom."""
 
 
 def interval(
@@ -74,3 +108,23 @@ def bounds(scores: NDArray[np.float64], level: float = LEVEL) -> tuple[float, fl
         return math.nan, math.nan
     low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def paired(differences: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval (low, high) of the mean of paired differences, by Student's t; (NaN, NaN) for fewer than two.
+
+    `differences`: one for each seed, of two methods on the same clients. With few seeds a bootstrap would be too
+    narrow. For more than 31 seeds the quantile is Cornish and Fisher's expansion (within 0.001).
+
+    >>> from fewbytes.core.intervals import paired
+    >>> [round(bound, 3) for bound in paired([0.01, 0.02, 0.03])]
+    [-0.005, 0.045]
+    """
+    n = len(differences)
+    if n < 2:
+        return math.nan, math.nan
+    z, freedom = 1.959964, n - 1
+    expanded = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    quantile = T_975[freedom - 1] if freedom <= len(T_975) else expanded
+    half = quantile * stdev(differences) / math.sqrt(n)
+    return fmean(differences) - half, fmean(differences) + half

@@ -1,259 +1,368 @@
-"""Comparisons: several methods, or all, on the same clients."""
+"""Comparisons: several methods, or all, on the same clients, with one seed or several, tuned or not, in one folder."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import typing
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from fewbytes.base.errors import UserError, listed, suggestion
-from fewbytes.base.files import replacing
-from fewbytes.base.ranges import Share
-from fewbytes.core.method import Method
-from fewbytes.core.training import Local
-from fewbytes.experiments.display import Display, note
+from fewbytes.base.cores import available_cores
+from fewbytes.base.errors import UserError, listed
+from fewbytes.base.files import check_own, lock, locked, make_folder
+from fewbytes.base.named import allowed_names, only_allowed
+from fewbytes.experiments.display import Display, console, note
 from fewbytes.experiments.evaluate import evaluate_here
+from fewbytes.experiments.groups import Repeating
+from fewbytes.experiments.jobs import Job, Outcome, work
 from fewbytes.experiments.new_folders import new_folder
-from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.run_folders import begun, finished
-from fewbytes.experiments.settings import make_experiment, make_method, typed
-from fewbytes.methods import METHODS, method_class, short_name
-from fewbytes.models.builders import SMALL_RESNET
-from fewbytes.report import choices, read_runs, write_report
-from fewbytes.report.choice import a_round, unequal
+from fewbytes.experiments.study import ASKED, Chosen, Study, begin_study, check_same, choose, read_study
+from fewbytes.experiments.terms import Bench, bench_of, per_method
+from fewbytes.experiments.tuning import (
+    RULE,
+    VALIDATION,
+    Tried,
+    Validated,
+    chosen_of,
+    grid,
+    in_words,
+    read_space,
+    signed,
+    suggested,
+    validated,
+)
+from fewbytes.report import RunFolder, choices, read_runs, write_report
 from fewbytes.running.recorders import watcher_of
-from fewbytes.running.rounding import unrounded
-from fewbytes.running.settings import ROUNDING
+from fewbytes.running.watcher import Watcher
 
-TERMS: dict[str, Any] = {"model": SMALL_RESNET, "rounds": 6, "public": 100}
-"""Defaults when all methods are compared: a model that every method can train, and public samples, taken from the
-training data, for methods that distil on the server."""
-TRAINING: dict[str, Any] = {"fraction": 1.0, "epochs": 2, "steps": 0, "lr": 0.1, "batch": 20, "momentum": 0.9}
-"""Hyper-parameters of local training, for the methods that have them."""
-ASKED = "comparison.json"  # the methods and settings of a comparison, in its folder
-
-
-def equal_parameters(name: str, rounds: int, training: dict[str, Any]) -> dict[str, Any]:
-    """A method's parameters on these terms; one-shot methods train for the same total number of epochs."""
-    method = make_method(name, {})
-    length = (training["steps"] or training["epochs"]) * (rounds if method.own_rounds else 1)
-    parameters = method.quick(length).parameters
-    same = training | {"steps": parameters.get("epochs") if training["steps"] else 0}
-    return parameters | {key: value for key, value in same.items() if key in parameters and key != "epochs"}
-
-
-def _training(given: dict[str, Any]) -> dict[str, Any]:
-    """TRAINING, updated with the given values, numbers or text. Raises UserError."""
-    fraction, kinds = {"fraction": Share}, typing.get_type_hints(Local, include_extras=True)
-    training = TRAINING | typed("local training", kinds | fraction, given)
-    Local(**{key: value for key, value in training.items() if key not in fraction})  # its ranges
-    return training
-
-
-def _terms(names: Sequence[str], rounds: int, training: dict[str, Any]) -> str:
-    """The terms in words."""
-    counted, other = ("steps", "epochs") if training["steps"] else ("epochs", "steps")
-    listed = ", ".join(f"{key} {value:g}" for key, value in training.items() if key != other)
-    once = training[counted] * rounds
-    methods = [make_method(name, {}) for name in names]
-    fewer = "".join(
-        f"{method.method_name} in {count} rounds, "
-        for method in methods
-        if (count := method.quick(once).planned_rounds(rounds)) != method.planned_rounds(rounds)
-    )
-    return (
-        f"all methods use the same training: {listed}, {rounds} rounds (one-shot methods: {once} {counted}), "
-        f"{fewer}and servers that generate or distil take fewer steps than in their papers; servers that need public "
-        f"data get {TERMS['public']} training samples, held out from clients; --rounds, --set and --public change this"
-    )
+TUNING = "tuning"  # the folder of runs that tune, in the comparison's
+LOCKS = "locks"
 
 
 def compare(
-    names: list[str], settings: dict[str, Any], out: Path, resume: Path | None = None, watch: Sequence[str] = ()
+    names: list[str] | None,
+    settings: dict[str, Any],
+    out: Path,
+    resume: Path | None = None,
+    watch: Sequence[str] = (),
+    how: Repeating | None = None,
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Run some methods with their own defaults, or ["all"] on equal terms, into a new folder below `out`.
 
-    Returns the folder, and each method's result.json. A method that cannot run on the task, or fails, is reported and
-    the others still run. `resume`: the folder of an interrupted comparison, which overrides `names` and `settings`.
-    `watch`: arguments of `watcher_of`; each method is logged as a run of its own.
+    Returns the folder, and each run's result.json. A method that cannot run on the task, or fails, is reported and
+    the others still run. `resume`: the comparison's folder; it is made if it is missing, and several processes may work
+    in it. `names`: None for what that folder states. `watch`: arguments of `watcher_of`; each run is logged as one of
+    its own. `how`: seeds, tuning, and how runs are shared. Raises UserError for anything wrong in what is asked for,
+    and for a folder of another comparison.
     """
     for text in watch:
         watcher_of(text, "")  # refused before anything is written
-    if resume is not None:
-        names, settings = _asked(resume)
-    asked = json.dumps({"methods": names, "settings": settings}, indent=2)
-    jobs = _all(settings) if names == ["all"] else _some(names, settings)
-    called = [name for name, _ in jobs]
-    if twice := {name for name in called if called.count(name) > 1}:
-        raise UserError(f"two of the methods are called {twice.pop()}: their results would have the same name")
-    if resume is None:
-        folder = new_folder(out, "compare")
-        with replacing(folder / ASKED) as file:
-            file.write(asked.encode())
-    else:
-        folder = resume
+    how = how or Repeating()
+    study = _study(names, settings, resume, how)
+    comparison = _Comparison(study, how, watch)
+    folder, new = resume or new_folder(out, "compare"), resume is None or not resume.exists()
+    comparison.chosen = begin_study(folder, study).chosen
+    for other in map(Path, how.merge or ()):
+        comparison.merge(folder, other)
     try:
-        results = [
-            _result(name, job, folder, watch, f"{number} of {len(jobs)}") for number, (name, job) in enumerate(jobs, 1)
-        ]
+        comparison.run(folder)
     except KeyboardInterrupt:
-        if any(finished(folder / name) for name, _ in jobs):
-            write_report(read_runs([folder]), folder / "report.html")
+        if any(finished(folder / job.place) for job in comparison.finals()):
+            comparison.report(folder)
         raise
-    if not any((folder / name / "config.toml").exists() for name, _ in jobs):
+    if new and not any(folder.rglob("config.toml")) and (failed := [o for o in comparison.outcomes.values() if o.why]):
         shutil.rmtree(folder)
-        raise UserError(f"no method can run here; {jobs[0][0]}: {results[0]['why']}")
-    ended = [job for name, job in jobs if isinstance(job, PreparedRun) and finished(folder / name)]
-    if ended:
-        evaluate_here(folder, ended[0].found, note)
-    runs = read_runs([folder])
-    write_report(runs, folder / "report.html")
-    found = choices(runs)
-    return folder, [r | {"recommended": {c.kind: str(c) for c in found if c.label == r["method"]}} for r in results]
+        raise UserError(f"no method can run here; {comparison.finals()[0].method}: {failed[0].why}")
+    return folder, comparison.results(folder)
 
 
-class _Asked(msgspec.Struct):
-    """The methods and settings of a comparison."""
-
-    methods: list[str]
-    settings: dict[str, Any]
-
-
-def _asked(folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """The methods and settings of the comparison in a folder. Raises UserError if it is missing or unreadable."""
-    try:
-        asked = msgspec.json.decode((folder / ASKED).read_bytes(), type=_Asked)
-    except OSError:
-        those = sorted(path.parent for path in folder.glob(f"*/{ASKED}"))
-        such = f"; resume one of those in it, such as {those[-1]}" if those else ""
-        raise UserError(f"{folder} is not a comparison's folder{such}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{folder / ASKED} is damaged ({error}): start the comparison again") from None
-    return asked.methods, asked.settings
-
-
-def _result(name: str, job: PreparedRun | str, folder: Path, watch: Sequence[str], place: str) -> dict[str, Any]:
-    """One method's result.json, after running or resuming it in the comparison's folder, or the reason there is none.
-    `place`: its position, as in `2 of 3`."""
-    run = folder / name
-    try:
-        if isinstance(job, str):
-            raise UserError(job)
-        if finished(run):
-            return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
-        watchers = [watcher_of(text, f"{folder.absolute().name}/{name}") for text in watch]
-        display = Display(name, folder, job.experiment.resuming("compare"), job.method.promises.headline, place)
-        return job.execute(run, begun(run), page=False, display=display, watchers=watchers)
-    except OSError:
-        raise
-    except Exception as error:
-        has_begun = (run / "config.toml").exists()
-        status, why = "failed" if has_begun else "left out", str(error) or type(error).__name__
-        note(f"{name} {'failed' if has_begun else 'is left out'}: {why}")
-        return {"method": name, "status": status, "why": why}
+def _study(names: list[str] | None, settings: dict[str, Any], resume: Path | None, how: Repeating) -> Study:
+    """What is asked for: by the arguments, else by the folder to resume or the first to merge. Raises UserError."""
+    if names is None:
+        merged = [Path(folder) for folder in how.merge or ()]
+        return read_study(resume if resume is not None and (resume.exists() or not merged) else merged[0])
+    if how.seeds is not None and "seed" in settings:
+        raise UserError("seed and seeds are both given: leave one out")
+    if how.seeds is not None and len(set(how.seeds)) < len(how.seeds):
+        raise UserError(f"a seed is given twice: {','.join(map(str, how.seeds))}")
+    if how.trials is not None and not how.tune:
+        raise UserError("trials is the number of settings to try: name parameters (--tune lr=0.001..0.3)")
+    if twice := how.tune.keys() & settings.get("parameters", {}).keys():
+        raise UserError(f"{min(twice)} is both set and tuned: leave out --set or --tune")
+    if how.tune and not settings.get("validation"):
+        settings = settings | {"validation": VALIDATION}
+    study = Study(names, settings, list(how.seeds or ()), how.tune, how.trials)
+    if resume is not None and (resume / ASKED).exists():
+        check_same(resume, read_study(resume), study)
+    return study
 
 
-def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
-    """Jobs for methods with their own defaults and the given parameters. Raises UserError if any is wrong."""
-    settings = dict(settings)
-    own = _per_method(names, settings.pop("parameters", {}))
-    choosy = (name for name in names if method_class(name).model_for is not Method.model_for)
-    leader = next(choosy, names[0])  # its default model is used, if none is given
-    first = PreparedRun(_own(settings, leader, own[leader]))
-    settings |= _settled(first)
-    others = {n: PreparedRun(_own(settings, n, own[n]), first.task) for n in names if n != leader}
-    jobs = [first if name == leader else others[name] for name in names]
-    _note_unequal_training(jobs)
-    return list(zip(map(short_name, names), jobs, strict=True))
+class _Comparison:
+    """The runs of a comparison, and those of them that this process is to do. `chosen`: parameters by method."""
 
+    def __init__(self, study: Study, how: Repeating, watch: Sequence[str]) -> None:
+        self.study, self.how, self.watch = study, how, watch
+        self.chosen, self.untuned = dict[str, Chosen](), dict[str, Outcome]()
+        self.outcomes: dict[str, Outcome] = {}  # by place
+        self.seeds: list[int | None] = [*study.seeds] or [None]
+        self.bench = _bench(study.asked(), self.seeds[0], tell=True)
+        tuned = per_method(list(self.bench.named.values()), study.tune, "--tune")
+        self.spaces = {name: read_space(given, tuned[given], study.trials) for name, given in self.bench.named.items()}
+        if study.tune:
+            seed = "the run's seed" if self.seeds[0] is None else f"seed {self.seeds[0]}"
+            note(RULE.format(share=float(study.settings["validation"]), seed=seed))
+        for text in self.bench.first.notes if study.tune or study.seeds else ():
+            note(text)
 
-def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
-    """Jobs for every method on equal terms, or the reason there is none. Raises UserError for errors common to all."""
-    split = settings.get("partition") != "local"  # else no samples can be held out for servers that distil
-    settings = {key: value for key, value in TERMS.items() if split or key != "public"} | settings
-    names, broken = _usable()
-    given = dict(settings.pop("parameters", {}))
-    training = _training({key: given.pop(key) for key in TRAINING if key in given})
-    own = _per_method(names, given)
-    leader = next(name for name in names if not make_method(name, {}).own_rounds)  # newcomers may join it
-    rounds = make_experiment({**settings, "method": leader}).run.rounds
-    parameters = equal_parameters(leader, rounds, training) | own[leader]
-    first = PreparedRun(_own(settings, leader, parameters))
-    settings |= _settled(first)
-    note(_terms(names, rounds, training))
-    jobs: list[tuple[str, PreparedRun | str]] = list(broken.items())
-    for name in names:
-        parameters = equal_parameters(name, rounds, training) | own[name]
+    def finals(self, method: str | None = None) -> list[Job]:
+        """The compared runs of all methods, or of one: with every seed, and the chosen parameters."""
+        jobs = []
+        for name in self.bench.settings if method is None else [method]:
+            parameters = self.chosen[name].parameters if name in self.chosen else {}
+            for number, seed in enumerate(self.seeds):
+                like = _trial_place(name, parameters) if parameters and not number else ""
+                place = f"{name}-seed-{seed}" if len(self.seeds) > 1 else name
+                jobs.append(Job(name, seed, parameters, place, like))
+        return jobs
+
+    def run(self, folder: Path) -> None:
+        """Do this process's runs."""
+        asked, jobs = self.study.asked(), self.how.jobs
+        here = _How(asked, folder, tuple(self.watch))
+        there = _How(asked, folder, allowed=allowed_names(), workers=max(1, available_cores() // jobs), quiet=True)
+        chains = [self._chain(name, folder) for name in self.bench.settings]
         try:
-            jobs.append((short_name(name), PreparedRun(_own(settings, name, parameters), first.task)))
-        except UserError as error:
-            jobs.append((short_name(name), str(error)))
-    return jobs
+            work(chains, self._total(), partial(_do, here), (partial(_do, there), jobs), self.outcomes)
+        except KeyboardInterrupt:
+            if jobs > 1:
+                command = self.bench.first.experiment.resuming("compare")
+                console.print(f"interrupted; resume with: fewbytes {command} --resume {folder}", soft_wrap=True)
+            raise
+
+    def _mine(self, name: str, seed: int = 0) -> bool:
+        """Whether the run of a method with the seed of this index is in this process's shard. A shard has a method's
+        runs with all seeds if they are tuned."""
+        unit = list(self.bench.settings).index(name)
+        unit += 0 if self.study.tune else seed * len(self.bench.settings)
+        return self.how.shard is None or self.how.shard.has(unit)
+
+    def _total(self) -> int:
+        """How many runs this process has to do or to check."""
+        total = sum(self._mine(name, seed) for name in self.bench.settings for seed in range(len(self.seeds)))
+        for name, space in self.spaces.items():
+            if space and name not in self.chosen and self._mine(name):
+                total += self.study.trials or len(grid(space))
+        return total
+
+    def _chain(self, name: str, folder: Path) -> Iterator[list[Job]]:
+        """A method's runs: those by which its parameters are chosen, then those with all seeds."""
+        if isinstance(self.bench.settings[name], str):
+            yield [job for job in self.finals(name)[:1] if self._mine(name)]  # which states the reason
+            return
+        if self.spaces[name] and name not in self.chosen:
+            if not self._mine(name):
+                return
+            tried = yield from self._trials(name, folder)
+            chosen = chosen_of(name, self.spaces[name], tried)
+            if chosen is None:
+                failed = [self.outcomes[_trial_place(name, each.parameters)] for each in tried]
+                outcome = next((each for each in failed if each.why), Outcome("left out", "it is not validated"))
+                self.untuned[name] = Outcome(outcome.status, f"no setting of it has a validation score ({outcome.why})")
+                note(f"{name} is left out: {self.untuned[name].why}")
+                return
+            self.chosen[name] = choose(folder, name, chosen)
+            note(self.chosen[name].why)
+        yield [job for seed, job in enumerate(self.finals(name)) if self._mine(name, seed)]
+
+    def _trials(self, name: str, folder: Path) -> Generator[list[Job], None, list[Tried]]:
+        """The runs that tune a method; returns what was tried."""
+        if self.study.trials is None:
+            settings = grid(self.spaces[name])
+            yield [self._trial(name, parameters) for parameters in settings]
+            return [Tried(each, _score(folder / _trial_place(name, each))) for each in settings]
+        tried = list[Tried]()
+        asking = suggested(self.spaces[name], self.study.trials, self.bench.first.experiment.model.seed)
+        parameters: dict[str, Any] | None = next(asking)
+        while parameters is not None:
+            yield [self._trial(name, parameters)]
+            tried.append(Tried(parameters, _score(folder / _trial_place(name, parameters))))
+            parameters = _after(asking, tried[-1].score)
+        return tried
+
+    def _trial(self, name: str, parameters: dict[str, Any]) -> Job:
+        return Job(name, self.seeds[0], parameters, _trial_place(name, parameters), trial=True)
+
+    def merge(self, folder: Path, other: Path) -> None:
+        """Copy the finished runs and the choices of another folder of this comparison. Raises UserError if it is
+        another comparison, or has chosen other parameters."""
+        check_own(other)
+        there = read_study(other)
+        check_same(other, there, self.study)
+        for name, chosen in there.chosen.items():
+            self.chosen[name] = choose(folder, name, chosen)
+            if self.chosen[name].parameters != chosen.parameters:
+                raise UserError(
+                    f"{other} and {folder} have different parameters of {name} ({in_words(chosen.parameters)}, "
+                    f"{in_words(self.chosen[name].parameters)}): merge only shards that share no method"
+                )
+        tuning = (f"{TUNING}/{path.name}" for path in sorted((other / TUNING).glob("*")))
+        for place in [*tuning, *(job.place for job in self.finals())]:
+            if not finished(folder / place) and finished(other / place):
+                _copy(other / place, folder / place)
+
+    def report(self, folder: Path) -> list[RunFolder]:
+        """Write the report of the runs that have begun and that no other process is doing; returns them."""
+        with locked(folder / "lock"):
+            places = [job.place for job in self.finals() if finished(folder / job.place) or _is_free(folder, job.place)]
+            runs = read_runs(sorted(folder / place for place in places if (folder / place / "rounds.jsonl").is_file()))
+            if runs:
+                write_report(runs, folder / "report.html")
+        return runs
+
+    def results(self, folder: Path) -> list[dict[str, Any]]:
+        """Evaluate models by site, write the report, and return each run's result.json, or why there is none."""
+        finals = self.finals()
+        ended = [job for job in finals if finished(folder / job.place)]
+        if ended and len(self.seeds) == 1 and self.how.shard is None:
+            evaluate_here(folder, self.bench.prepared(ended[0].method, {}).found, note)
+        recommended = choices(self.report(folder))
+        if len(ended) == len(finals):
+            shutil.rmtree(folder / LOCKS, ignore_errors=True)
+        elif elsewhere := [str(job) for job in finals if job not in ended and self._why_not(job) is None]:
+            left = listed(elsewhere, 3)
+            note(f"{len(ended)} of {len(finals)} runs are done; left to other shards or processes: {left}")
+        results = []
+        for job in finals:
+            if job in ended:
+                result = json.loads((folder / job.place / "result.json").read_text())
+            elif (outcome := self._why_not(job)) is not None:
+                result = {"method": job.method, "status": outcome.status, "why": outcome.why}
+                result |= {} if job.seed is None else {"seed": job.seed}
+            else:
+                continue
+            advice = {each.kind: str(each) for each in recommended if each.label == result["method"]}
+            results.append(result | {"recommended": advice})
+        return results
+
+    def _why_not(self, job: Job) -> Outcome | None:
+        """Why a run is not done; None: it is another process's. A method that cannot run has one outcome for all."""
+        refused = isinstance(self.bench.settings[job.method], str)
+        place = self.finals(job.method)[0].place if refused else job.place
+        outcome = self.untuned.get(job.method) or self.outcomes.get(place)
+        return None if outcome is None or outcome.status == "taken" else outcome
 
 
-def _own(settings: dict[str, Any], name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The settings of one method's run: the common ones, without rounding where the method sends nothing to round."""
-    method = make_method(name, {})
-    for way, keys in ROUNDING.items():
-        without = [key for key in keys if key in settings]
-        if without and (why := unrounded(method, way)):
-            note(f"{short_name(name)}: {why}; it runs without {' and '.join(without)}")
-            settings = {key: value for key, value in settings.items() if key not in without}
-    if "bits" in settings and all(unrounded(method, way) for way in ROUNDING):
-        note(f"{short_name(name)}: {unrounded(method, 'uplink')}; it runs without bits")
-        settings = {key: value for key, value in settings.items() if key != "bits"}
-    return {**settings, "method": name, "parameters": parameters}
+def _trial_place(name: str, parameters: dict[str, Any]) -> str:
+    values = re.sub(r"[^\w.,=+-]", "_", ",".join(f"{key}={value}" for key, value in parameters.items()))
+    return f"{TUNING}/{name}-{values}"
 
 
-def _settled(first: PreparedRun) -> dict[str, Any]:
-    """What the first run determined for all: the model, and the statistics that normalise samples."""
-    found = first.experiment.model.written()
-    return {key: found[key] for key in ("model", "normalise") if key in found}
+def _score(folder: Path) -> Validated | None:
+    return validated(folder) if finished(folder) else None
 
 
-def _usable() -> tuple[list[str], dict[str, str]]:
-    """The names of all usable methods, and why others from installed packages cannot be used."""
-    names: list[str] = []
-    broken: dict[str, str] = {}
-    for name in METHODS:
+def _after(asking: Generator[dict[str, Any], float | None, None], score: Validated | None) -> dict[str, Any] | None:
+    """The next settings to try, after a score; None: no more."""
+    try:
+        return asking.send(None if score is None else signed(score))
+    except StopIteration:
+        return None
+
+
+# ---- one run, in this process or another ----
+
+
+class _How(NamedTuple):
+    """What is common to all runs that a process does: the comparison as JSON and its folder, watchers, the names that
+    files may import (None: any), the number of workers, and whether nothing is printed."""
+
+    asked: bytes
+    folder: Path
+    watch: tuple[str, ...] = ()
+    allowed: tuple[str, ...] | None = None
+    workers: int | None = None
+    quiet: bool = False
+
+
+class _Notes(Watcher):
+    """Collects the notes of a run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Collect one."""
+        self.texts.append(text)
+
+
+def _do(how: _How, job: Job, position: str) -> Outcome:
+    """Do a run, or resume it, unless another process has it."""
+    run, notes = how.folder / job.place, _Notes()
+    with nullcontext() if how.allowed is None else only_allowed(*how.allowed):
         try:
-            make_method(name, {})
-        except UserError as error:
-            broken[name] = str(error)
-        else:
-            names.append(name)
-    return names, broken
+            with _claim(how.folder, job.place) as mine:
+                if not mine:
+                    return Outcome("taken")
+                if not finished(run):
+                    _run(how, job, position, notes)
+        except OSError:
+            raise
+        except Exception as error:
+            status = "failed" if (run / "config.toml").exists() else "left out"
+            return Outcome(status, str(error) or type(error).__name__, notes.texts)
+    return Outcome("done", notes=notes.texts)
 
 
-def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Parameters per method: METHOD.KEY for one, KEY for all that have it. Raises UserError if none has it."""
-    own: dict[str, dict[str, Any]] = {name: {} for name in names}
-    fields = {name: set(make_method(name, {}).parameters) for name in names}
-    for key, value in parameters.items():
-        name, dot, rest = key.rpartition(".")
-        if dot and not any(name in (n, short_name(n)) for n in names):
-            raise UserError(f"--set {key}: {name!r} is not among the methods compared: {', '.join(names)}")
-        takers = [n for n in names if (name in (n, short_name(n)) if dot else rest in fields[n])]
-        if not takers:
-            known = sorted(set.union(*fields.values()))
-            raise UserError(f"--set {key}: no method compared has a parameter {rest!r}{suggestion(rest, known)}")
-        for taker in takers:
-            own[taker][rest] = value
-    return own
+def _run(how: _How, job: Job, position: str, notes: _Notes) -> None:
+    run = how.folder / job.place
+    prepared = _bench(how.asked, job.seed).prepared(job.method, job.parameters, how.workers)
+    resume = begun(run)
+    if job.like and not resume and finished(how.folder / job.like):
+        _copy(how.folder / job.like, run)
+        return
+    watchers = [watcher_of(text, f"{how.folder.absolute().name}/{job.place}") for text in how.watch]
+    headline, command = prepared.method.promises.headline, prepared.experiment.resuming("compare")
+    display = Display(str(job), how.folder, command, headline, position)
+    prepared.execute(run, resume, page=False, display=display, watchers=[*watchers, *([notes] if how.quiet else [])])
 
 
-def _note_unequal_training(jobs: Sequence[PreparedRun]) -> None:
-    """Print which settings of local training differ between the compared methods."""
-    rounds = {job: job.experiment.run.rounds for job in jobs if job.method.own_rounds}
-    given = {
-        job.method.method_name: a_round(job.method.parameters, rounds[job]) if job in rounds else job.method.parameters
-        for job in jobs
-    }
-    for key, values in unequal(given).items():
-        text = ", ".join(f"{value} ({listed(names, 3)})" for value, names in values)
-        note(f"{key} differs: {text} (--set {key}=VALUE makes it equal)")
+@lru_cache(maxsize=1)  # the data of one seed at a time
+def _bench(asked: bytes, seed: int | None, tell: bool = False) -> Bench:
+    """The methods with a seed. `tell`: also print their terms."""
+    study = msgspec.json.decode(asked, type=Study)
+    settings = study.settings if seed is None else study.settings | {"seed": seed}
+    tuned = {key.rpartition(".")[2] for key in study.tune}
+    bench = bench_of(study.methods, settings, tuned, note if tell else lambda text: None)
+    return bench if not study.seeds and not study.tune else replace(bench, leader="")
+
+
+@contextmanager
+def _claim(folder: Path, place: str) -> Iterator[bool]:
+    """Whether this process, and no other, has a run of the comparison inside the block."""
+    make_folder(folder / LOCKS)
+    handle = lock(folder / LOCKS / place.replace("/", "+"))
+    with nullcontext() if handle is None else handle:
+        yield handle is not None
+
+
+def _is_free(folder: Path, place: str) -> bool:
+    """Whether no other process does a run."""
+    with _claim(folder, place) as free:
+        return free
+
+
+def _copy(run: Path, to: Path) -> None:
+    """Copy a finished run; the copy is whole or missing."""
+    part = to.with_name(f"{to.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(run, part)
+    shutil.rmtree(to, ignore_errors=True)
+    part.rename(to)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta
 
+from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import BelowOne, Count, Positive, Share
-from fewbytes.base.settings import NAMES, Group, Names, Text, setting
+from fewbytes.base.settings import NAMES, Group, Names, Text, setting, whole_numbers
 from fewbytes.core.policy import Policy
 from fewbytes.core.weights import ClassWeights
 from fewbytes.data.settings import Partition
@@ -276,3 +278,51 @@ class Reproducing(Group):
     )
     workers: Count | None = setting(None, "Number of worker processes (default: one per core).")
     device: str = setting("cpu", "Device: cpu or cuda.", metavar="NAME")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several shares of a comparison's runs: `number` 1 to `of`."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Parse text like 2/4. Raises UserError."""
+        found = re.fullmatch(r"\s*([0-9]{1,6})\s*/\s*([0-9]{1,6})\s*", text)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise UserError(f"shard is NUMBER/OF, from 1/OF to OF/OF, such as 2/4, not {text!r}")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def has(self, unit: int) -> bool:
+        """Whether this share has the unit of work of this index, from 0."""
+        return unit % self.of == self.number - 1
+
+
+@dataclass(frozen=True)
+class Repeating(Group):
+    """Several seeds, tuned parameters, and how runs are shared among processes and machines."""
+
+    title: ClassVar[str] = "Seeds and tuning"
+
+    seeds: Annotated[Sequence[int], whole_numbers(",", "whole numbers with commas, such as 1,2,3")] | None = setting(
+        None, "Run with each of these seeds, e.g. 1,2,3; results are means with intervals.", metavar="LIST"
+    )
+    tune: dict[str, str] = setting(
+        {},
+        "Values to try for a parameter (KEY or METHOD.KEY), e.g. lr=0.01,0.03,0.1; each method takes its best, on "
+        "validation data.",
+        metavar="KEY=VALUES",
+    )
+    trials: Count | None = setting(
+        None, "Settings to try per method, suggested by Optuna; allows ranges, e.g. --tune lr=0.001..0.3.", metavar="N"
+    )
+    jobs: Count = setting(1, "Number of runs at the same time, in processes of their own.", metavar="N")
+    shard: Shard | None = setting(None, "Do only this share of the runs, e.g. 2/4.", metavar="I/N")
+    merge: Names | None = setting(
+        None, "Folders with other shards of the comparison, comma-separated: take over their runs.", metavar="LIST"
+    )

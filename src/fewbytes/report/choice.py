@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from fewbytes.base.errors import listed as named
@@ -14,7 +16,9 @@ from fewbytes.report import pieces
 from fewbytes.report.charts import DIRECTIONS, score_axis
 from fewbytes.report.folder import Guess, RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
+from fewbytes.report.repeats import ENOUGH, Difference, Repeated, difference, repeated, seeds_of
 from fewbytes.report.table import grouped_by
+from fewbytes.report.tuned import tuned_keys
 
 CAVEAT = "Each method ran once: another seed may change the order of close results."
 TRAINING = ("rounds", "epochs", "steps", "lr", "batch", "momentum", "fraction")
@@ -53,27 +57,55 @@ def front(points: Iterable[Point]) -> list[Point]:
     return kept
 
 
-def recommended(points: Iterable[Point], within: float = WITHIN) -> Point:
-    """The point with the fewest bytes whose score is `within` of the best. A point that costs bytes must also exceed
-    those that cost none by more than `within`."""
+def _never(one: Point, other: Point) -> bool:
+    """For points of one run each."""
+    return False
+
+
+def recommended(
+    points: Iterable[Point], within: float = WITHIN, same: Callable[[Point, Point], bool] = _never
+) -> Point:
+    """The point with the fewest bytes whose score is `within` of the best, or the `same` by chance. A point that costs
+    bytes must also exceed those that cost none by more than `within`, and not be the same as the best of them."""
     points = front(points)
-    least = points[-1].score - within - 1e-9
-    free = max((p.score for p in points if not p.nbytes), default=-math.inf)
-    return next(p for p in points if p.score >= least and (not p.nbytes or p.score > free + within + 1e-9))
+    best, free = points[-1], max((p for p in points if not p.nbytes), key=lambda p: p.score, default=None)
+    near = (p for p in points if p.score >= best.score - within - 1e-9 or same(p, best))
+    return next(
+        p for p in near if not p.nbytes or free is None or (p.score > free.score + within + 1e-9 and not same(p, free))
+    )
 
 
 def choices(runs: Sequence[RunFolder]) -> list[Choice]:
-    """A recommendation per kind of score that at least two runs have; none if the runs' data or metrics differ."""
-    return [_choice(kind, runs) for kind in _kinds(runs)]
+    """A recommendation per kind of score that at least two methods have; none if the runs' data or metrics differ. Runs
+    with several seeds count as one method, by their means."""
+    groups = repeated(runs)
+    return [_choice(kind, groups) for kind in compared_kinds(groups)]
 
 
 def caveats(runs: Sequence[RunFolder]) -> list[str]:
     """Caveats of the recommendations: differences in training, and chance."""
-    found = unequal({run.label: _training(run) for run in runs})
+    groups = repeated(runs)
+    found = unequal({group.label: _training(group.first) for group in groups})
+    found = {key: values for key, values in found.items() if key not in tuned_keys(runs)}
     texts = {key: ", ".join(f"{value} ({named(who, 3)})" for value, who in of) for key, of in found.items()}
     differences = "; ".join(f"{key} {text}" for key, text in texts.items())
     trained = f"They were trained differently, which may explain the results: {differences}."
-    return [*([trained] if differences else []), CAVEAT]
+    return [*([trained] if differences else []), _chance(groups)]
+
+
+def _chance(groups: Sequence[Repeated]) -> str:
+    """What is known about chance: nothing from one seed; from several, the differences."""
+    seeds = seeds_of(groups)
+    if not seeds:
+        return CAVEAT
+    listed = f"{len(seeds)} seeds ({', '.join(map(str, seeds))})"
+    if len(seeds) < ENOUGH:
+        return f"Scores are means over {listed}, too few to tell methods apart: the advice is by the means alone."
+    return (
+        f"Scores are means ± standard deviations over {listed}; methods cannot be told apart if the 95 % interval of "
+        "their difference, paired by seed (Student's t), includes 0. Each interval is taken alone: among many methods, "
+        "one in twenty differs by chance."
+    )
 
 
 def _training(run: RunFolder) -> dict[str, Any]:
@@ -104,15 +136,16 @@ def unequal(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple
     return found
 
 
-def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
-    points = _points(kind, runs, over=False)
-    over = len(_points(kind, runs, over=True))
+def _choice(kind: str, groups: Sequence[Repeated]) -> Choice:
+    runs = [group.first for group in groups]
+    points = _points(kind, groups, over=False)
+    over = len(_points(kind, groups, over=True))
     rest = f"; over the budget and left out: {over}" if over else ""
     none = f"For {WORDS[kind]} take no method of these"
     words = _Words(runs[0])
     if not points:
         return Choice(kind, None, none, "all exceed the budget")
-    guess, best = _guessing(kind, runs), front(points)[-1]
+    guess, best = _guessing(kind, [run for group in groups for run in group.runs]), front(points)[-1]
     sign = 1 if runs[0].higher() else -1
 
     def beats(score: float) -> bool:
@@ -124,32 +157,61 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
             reason = guess.words
         return Choice(kind, None, none, f"{reason}{rest}")
     within = WITHIN * (1 if runs[0].share() else abs(best.score))
-    taken = recommended([point for point in points if beats(point.score)], within)
+    compared = _Compared(kind, groups)
+    taken = recommended([point for point in points if beats(point.score)], within, compared.same)
     if not taken.nbytes:
-        silent = [point for point in points if point.label in _silent(runs)]
+        silent = [point for point in points if point.label in _silent(groups)]
         if not silent:
             alone = f"{kind} {words.score(taken)} in {taken.label}, whose clients receive nothing"
-            return Choice(kind, None, none, f"none is {words.step} better than local training, {alone}{rest}")
+            more = "" if compared.seeds < ENOUGH else f", by more than chance over {compared.seeds} seeds"
+            return Choice(kind, None, none, f"none is {words.step} better than local training{more}, {alone}{rest}")
         taken = front(silent)[0]
     advice = f"For {WORDS[kind]} take {taken.label}, {kind} {words.score(taken)} {_cost(taken)}"
     own = f"{words.score(best)} {'by local training, too' if best.nbytes == 0 else _cost(best)}"
     comes, near = f"comes within {words.step}", taken.score >= best.score - within - 1e-9
+    comes += " or could be as good by chance" if compared.seeds >= ENOUGH else ""
     if taken.score == best.score:
         reason = f"it is the {words.best}"
+        others = [point.label for point in points if point != taken and compared.same(point, taken)]
+        reason += f" ({named(others, 3)} cannot be told apart from it)" if others else ""
     elif near:
         reason, comes = f"it is within {words.step} of the {words.best} ({best.label}, {own})", "is"
+    elif compared.same(taken, best):
+        apart = compared.difference(taken, best)
+        reason = f"it cannot be told apart from the {words.best} ({best.label}, {own}; difference {apart})"
     else:
         reason = f"{best.label} is the {words.best}, {own}"
-    cheaper = [point.score for point in points if point.nbytes < taken.nbytes]
+    cheaper = [point for point in points if point.nbytes < taken.nbytes]
     if not cheaper:
         reason += ", and none is cheaper"
-    elif max(cheaper) < best.score - within - 1e-9:
+    elif not any(point.score >= best.score - within - 1e-9 or compared.same(point, best) for point in cheaper):
         reason += f", and no cheaper method {comes}"
-    elif not beats(max(cheaper)):
+    elif not beats(max(point.score for point in cheaper)):
         reason += f", and no cheaper method {comes} and beats guessing"
     else:
         reason += f", and no cheaper method {comes} and is that much better than local training"
     return Choice(kind, taken.label, advice, f"{reason}{rest}")
+
+
+class _Compared:
+    """Comparisons of repeated runs by a kind of score, paired by seed; `seeds`: how many they share."""
+
+    def __init__(self, kind: str, groups: Sequence[Repeated]) -> None:
+        self._kind, self._groups = kind, {group.label: group for group in groups}
+        self.seeds = len(seeds_of(groups))
+
+    def same(self, one: Point, other: Point) -> bool:
+        """Whether enough seeds have run, and two methods cannot be told apart."""
+        found = self._difference(one, other)
+        return found is not None and found.seeds >= ENOUGH and not found.apart
+
+    def difference(self, one: Point, other: Point) -> str:
+        """By how much one is better, as text."""
+        found = self._difference(one, other)
+        return "" if found is None else found.written(self._groups[one.label].first.percent())
+
+    def _difference(self, one: Point, other: Point) -> Difference | None:
+        return difference(self._groups[one.label], self._groups[other.label], self._kind)
 
 
 class _Words:
@@ -166,38 +228,44 @@ class _Words:
         return self._run.written(abs(point.score) if not self._run.higher() else point.score)
 
 
-def _silent(runs: Sequence[RunFolder]) -> set[str]:
+def _silent(groups: Sequence[Repeated]) -> set[str]:
     """The labels of runs in which nothing was sent, up or down."""
-    return {run.label for run in runs if not run.total_bytes("both")}
+    return {group.label for group in groups if not group.first.total_bytes("both")}
 
 
 def _cost(point: Point) -> str:
     return f"with {megabytes(point.nbytes)} MB in both directions" if point.nbytes else "with nothing sent"
 
 
-def _kinds(runs: Sequence[RunFolder]) -> list[str]:
-    if len(grouped_by(runs, lambda run: (run.fact("dataset"), run.partition, run.metric))) > 1:
-        return []
-    return [kind for kind in WORDS if sum(len(_points(kind, runs, over)) for over in (False, True)) > 1]
+def compared_kinds(groups: Sequence[Repeated]) -> list[str]:
+    """The kinds of score that at least two methods have; none if their data or metrics differ."""
+    by_seed = defaultdict[Any, list[RunFolder]](list)
+    for run in (run for group in groups for run in group.runs):
+        by_seed[run.fact("seed") if seeds_of(groups) else None].append(run)
+    for runs in by_seed.values():
+        if len(grouped_by(runs, lambda run: (run.fact("dataset"), run.partition, run.metric))) > 1:
+            return []
+    return [kind for kind in WORDS if sum(len(_points(kind, groups, over)) for over in (False, True)) > 1]
 
 
-def _points(kind: str, runs: Sequence[RunFolder], over: bool) -> list[Point]:
-    """The finished runs that have this kind of score, within their budget or over it."""
-    done = [run for run in runs if run.status == "done" and run.over_budget == over]
-    return [
-        Point(
-            run.label,
-            run.total_bytes("both") if run.total_bytes("downlink") or kind == "global" else 0,
-            final if run.higher() else -final,
-        )
-        for run in done
-        if (final := run.score(kind).final) is not None
-    ]
+def _points(kind: str, groups: Sequence[Repeated], over: bool) -> list[Point]:
+    """The methods with finished runs that have this kind of score, in the mean, within their budget or over it."""
+    points = []
+    for group in groups:
+        done = [run for run in group.runs if run.status == "done"]
+        if not done or any(run.over_budget for run in done) != over or not (finals := group.finals(kind)):
+            continue
+        free = kind != "global" and not any(run.total_bytes("downlink") for run in done)
+        nbytes = 0 if free else round(fmean(run.total_bytes("both") for run in done))
+        score = fmean(finals.values())
+        points.append(Point(group.label, nbytes, score if group.first.higher() else -score))
+    return points
 
 
 def _guessing(kind: str, runs: Sequence[RunFolder]) -> Guess | None:
-    """The score of guessing, if known for the runs' data."""
-    return next((guess for run in runs if (guess := run.guessing(kind)) is not None), None)
+    """The score of guessing, if known for the runs' data; if these differ by seed, the hardest to beat."""
+    found = [guess for run in runs if (guess := run.guessing(kind)) is not None]
+    return max(found, key=lambda guess: guess.by_chance if guess.higher else -guess.by_chance, default=None)
 
 
 # ---- the section of the page ----
@@ -222,19 +290,21 @@ class Section:
 
 def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
     """The report's section and its chart; None if there is nothing to choose between."""
-    found = choices(runs)
+    found, groups = choices(runs), repeated(runs)
     if not found:
         return None
-    charts["choice"] = {choice.kind: _chart(choice, runs) for choice in found}
+    charts["choice"] = {choice.kind: _chart(choice, groups, runs) for choice in found}
     ended = sum((run.result or {}).get("ended_by") == "budget" for run in runs)
     budgets = any(run.budget is not None for run in runs)
     views = {choice.kind: WORDS[choice.kind] for choice in found}
-    best = [point.label for choice in found for point in front(_points(choice.kind, runs, False))]
+    on_front = {point.label for choice in found for point in front(_points(choice.kind, groups, False))}
+    best = [run.label for group in groups if group.label in on_front for run in group.runs]
     return Section(found, views, best, caveats(runs), runs[0].metric, _Words(runs[0]).step, budgets, ended)
 
 
-def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layout]:
-    inside, over = (_points(choice.kind, runs, over) for over in (False, True))
+def _chart(choice: Choice, groups: Sequence[Repeated], every: Sequence[RunFolder]) -> tuple[list[Trace], Layout]:
+    runs = [group.first for group in groups]
+    inside, over = (_points(choice.kind, groups, over) for over in (False, True))
     best, guess = front(inside), _guessing(choice.kind, runs)
     guessing = None if guess is None else guess.score
     sent = [point.nbytes for point in [*inside, *over] if point.nbytes]
@@ -251,11 +321,11 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
     bottom, top = low - margin, high + margin
     if guessing is not None and guessing >= bottom:
         lines.append(_rule([left, right], [guessing, guessing], "dot"))
-    index = {run.label: number for number, run in enumerate(runs)}
+    index = {group.label: every.index(group.first) for group in groups}
     names = _names(best)
     others = _names([p for p in [*inside, *over] if p not in best]) if len(runs) <= FEW else {}
     marks = [
-        _mark(runs[index[point.label]], index[point.label], point, choice, place(point.nbytes))
+        _mark(every[index[point.label]], index[point.label], point, choice, place(point.nbytes))
         | _look(index[point.label], point, choice, names.get(point.label), others.get(point.label), outside)
         for points, outside in ((inside, False), (over, True))
         for point in points

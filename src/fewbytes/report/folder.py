@@ -84,6 +84,12 @@ class RunFolder:
         return tomllib.loads(self.config).get(key) if found is None else found
 
     @property
+    def method(self) -> str:
+        """The method's name, else the folder's."""
+        method = self.fact("method")
+        return method if isinstance(method, str) else self.path.name
+
+    @property
     def budget(self) -> int | None:
         """The run's budget: maximum bytes that all clients together may send; None if it had none."""
         budget = self.fact("budget")
@@ -263,10 +269,9 @@ def read_run(path: Path | str) -> RunFolder:
     check_own(path)
     config = _read(path / "config.toml", _config)
     result = _read(path / "result.json", _result)
-    method = (result or {}).get("method") or tomllib.loads(config or "").get("method")
-    return RunFolder(
+    run = RunFolder(
         path=path,
-        label=method if isinstance(method, str) else path.name,
+        label="",
         rounds=_read(path / "rounds.jsonl", _rounds) or [],
         ledger=_read(path / "ledger.parquet", _ledger),
         partition=_read(path / "partition.json", _partition),
@@ -278,6 +283,7 @@ def read_run(path: Path | str) -> RunFolder:
         membership=_read(path / "membership.json", _membership),
         poison=_read(path / "poison.json", _poison),
     )
+    return replace(run, label=run.method)
 
 
 def read_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
@@ -306,21 +312,24 @@ def read_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
             folders |= {Path(os.path.realpath(child)): child for child in inside}
         else:
             folders.setdefault(Path(os.path.realpath(path)), path)
-    return _distinctly_labelled([read_run(path) for path in folders.values()])
+    runs = [read_run(path) for path in folders.values()]
+    return [replace(run, label=label) for run, label in zip(runs, distinctly_labelled(runs), strict=True)]
 
 
 def _is_run(path: Path) -> bool:
     return (path / "config.toml").is_file() and (path / "rounds.jsonl").is_file()
 
 
-def _distinctly_labelled(runs: Sequence[RunFolder]) -> list[RunFolder]:
+def distinctly_labelled(runs: Sequence[RunFolder], without: Sequence[str] = ()) -> list[str]:
+    """A label for each run: the method's name, and the settings that distinguish it from others (not `without`), else
+    the folder's name."""
     alike: dict[str, list[RunFolder]] = defaultdict(list)
     for run in runs:
-        alike[run.label].append(run)
+        alike[run.method].append(run)
     labels: dict[Path, str] = {}
     for label, group in alike.items():
-        settings = [_settings(run) for run in group]
-        named = dict.fromkeys(key for each in settings for key in each)
+        settings = [settings_of(run) for run in group]
+        named = dict.fromkeys(key for each in settings for key in each if key not in without)
         keys = [key for key in named if len({repr(each.get(key)) for each in settings}) > 1]
         names = [f"{label} ({', '.join(f'{key}={each.get(key)}' for key in keys)})" for each in settings]
         if len(set(names)) < len(group):
@@ -328,10 +337,10 @@ def _distinctly_labelled(runs: Sequence[RunFolder]) -> list[RunFolder]:
         if len(set(names)) < len(group):
             names = [f"{label} ({run.path})" for run in group]
         labels |= {run.path: name if len(group) > 1 else label for run, name in zip(group, names, strict=True)}
-    return [replace(run, label=labels[run.path]) for run in runs]
+    return [labels[run.path] for run in runs]
 
 
-def _settings(run: RunFolder) -> dict[str, Any]:
+def settings_of(run: RunFolder) -> dict[str, Any]:
     """Every setting of a run by name, the method's own parameters among them."""
     config, result = tomllib.loads(run.config), run.result or {}
     stated = {key: result[key] for key in ("dataset", "model", "clients", "seed") if key in result}

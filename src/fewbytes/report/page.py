@@ -28,14 +28,16 @@ from fewbytes.report.charts import (
     score_trace,
     together,
 )
+from fewbytes.report.differences import differences
 from fewbytes.report.document import document
 from fewbytes.report.folder import Both, Direction, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.records import Partition, Probed
+from fewbytes.report.repeats import Repeated, repeated, seeds_of
 from fewbytes.report.table import (
     KINDS,
     OF_SERVER,
-    badges,
+    badges_of,
     best_models,
     grouped_by,
     intervals,
@@ -43,6 +45,7 @@ from fewbytes.report.table import (
     mixed,
     of_clients,
 )
+from fewbytes.report.tuned import tuned
 from fewbytes.running.rounding import MEASURED, rounded_rows
 
 PLACES = {"clients": "on clients' own test data", "server": "on the server's test data"}
@@ -89,9 +92,11 @@ class Moved:
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A run in the summary: scores as text, of the run's main kind unless stated."""
+    """A run in the summary, or a method's runs with several seeds: scores as text, of the run's main kind unless
+    stated. `index`: of its colour."""
 
     label: str
+    index: int
     badges: list[str]
     kind: str | None
     final: str
@@ -207,13 +212,15 @@ def _page(runs: Sequence[RunFolder]) -> str:
         many=MANY,
         choice=choice.section(runs, charts),
         summary=_summary(runs),
+        differences=differences(runs),
+        tuned=tuned(runs),
         sites=evaluation_page.section(by_site, charts),
         site_kinds=site_kinds,
         site_lines=site_lines,
         sites_views={} if by_site is None else {metric: metric for metric in by_site["metrics"]},
         scores=_scores(runs, charts),
         confusions=_confusions(runs),
-        intervals=intervals(runs),
+        intervals=[] if seeds_of(repeated(runs)) else intervals(runs),
         left_out=left_out.section(runs),
         notes=notes.noted(runs),
         probes=_probes(runs, charts),
@@ -230,7 +237,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
 
 
 def _title(runs: Sequence[RunFolder]) -> str:
-    methods = _unique(run.label for run in runs)
+    methods = _unique(group.label for group in repeated(runs))
     datasets = _unique(run.fact("dataset") for run in runs)
     return (_listed(methods) if len(methods) <= MANY else f"{len(methods)} methods") + (
         f" on {_listed(datasets)}" if datasets else ""
@@ -252,11 +259,11 @@ def _facts(runs: Sequence[RunFolder]) -> list[str]:
 
 def _summary(runs: Sequence[RunFolder]) -> Summary:
     further = _unique(metric for run in runs for metric in run.metrics[1:])
-    rows = [_summary_row(run, further, mixed(runs)) for run in runs]
+    groups = repeated(runs)
+    rows = [_summary_row(group, groups, further, runs.index(group.first)) for group in groups]
     cheapest = min(rows, key=lambda row: row.both)
-    return Summary(
-        _metric(runs), further, rows, majority_rows(runs), _highest(runs), cheapest, best_models(runs), mixed(runs)
-    )
+    best = [] if seeds_of(groups) else best_models(runs)
+    return Summary(_metric(runs), further, rows, majority_rows(runs), _highest(groups), cheapest, best, mixed(runs))
 
 
 def _metric(runs: Sequence[RunFolder]) -> str:
@@ -265,32 +272,50 @@ def _metric(runs: Sequence[RunFolder]) -> str:
     return metrics[0] if len(metrics) == 1 else "score"
 
 
-def _summary_row(run: RunFolder, further: Sequence[str], apart: bool) -> SummaryRow:
-    """`apart`: other runs are judged on other test data, so that no column has the scores by which each is judged."""
-    score = run.score(None if apart else run.kind)
-    uplink, downlink = (
-        Moved(run.total_bytes(direction), run.bytes_per_client_round(direction), run.nominal_bytes(direction))
-        for direction in DIRECTIONS
-    )
+def _summary_row(group: Repeated, groups: Sequence[Repeated], further: Sequence[str], index: int) -> SummaryRow:
+    """`index`: of its colour. Where runs are judged on different test data, no column has the scores by which each is
+    judged."""
+    run, done = group.first, group.done
+    apart = mixed([each.first for each in groups])
+    scores = [each.score(None if apart else each.kind) for each in done]
+    uplink, downlink = (_moved(group, direction) for direction in DIRECTIONS)
+    best_row = scores[0].best_row if len(scores) == 1 else None
     return SummaryRow(
-        label=run.label,
-        badges=badges(run),
+        label=group.label,
+        index=index,
+        badges=badges_of(group, groups),
         kind=run.kind,
-        final=run.written(score.final),
-        best=run.written(score.best),
-        best_when="" if score.best_row is None else when(score.best_row),
-        of_server=run.written(run.score("global").final),
-        of_clients=run.written(of_clients(run)),
-        further=[run.written(run.score(None if apart else run.kind, metric).final, metric) for metric in further],
+        final=group.written([score.final for score in scores]),
+        best=group.written([score.best for score in scores]),
+        best_when="" if best_row is None else when(best_row),
+        of_server=group.written([each.score("global").final for each in done]),
+        of_clients=group.written([of_clients(each) for each in done]),
+        further=[
+            group.written([each.score(None if apart else each.kind, metric).final for each in done], metric)
+            for metric in further
+        ],
         uplink=uplink,
         downlink=downlink,
-        both=run.total_bytes("both"),
-        seconds=run.seconds,
+        both=round(group.mean(lambda each: each.total_bytes("both"))),
+        seconds=group.mean(lambda each: each.seconds),
     )
 
 
-def _highest(runs: Sequence[RunFolder]) -> Highest | None:
-    kinds = {run.label: run.kind for run in runs}
+def _moved(group: Repeated, direction: Direction) -> Moved:
+    """Means over the runs; None if unknown for one of them."""
+    runs = group.done or list(group.runs)
+    each = [run.bytes_per_client_round(direction) for run in runs]
+    nominal = [run.nominal_bytes(direction) for run in runs]
+    return Moved(
+        round(group.mean(lambda run: run.total_bytes(direction))),
+        None if None in each else fmean(count or 0 for count in each),
+        None if None in nominal else round(fmean(count or 0 for count in nominal)),
+    )
+
+
+def _highest(groups: Sequence[Repeated]) -> Highest | None:
+    runs = [group.first for group in groups]
+    kinds = {group.label: group.first.kind for group in groups}
     by = ""
     if len(set(kinds.values())) > 1:
         shared = [k for k in ("personalised", "global") if all(run.score(k).final is not None for run in runs)]
@@ -301,11 +326,12 @@ def _highest(runs: Sequence[RunFolder]) -> Highest | None:
         by = f"By the {name} all runs have measured, " if shared else f"Each by its own kind of {name}, "
     if len({run.metric for run in runs}) > 1:
         return None
-    finals = {run.label: final for run in runs if (final := run.score(kinds[run.label]).final) is not None}
+    finals = {g.label: list(found.values()) for g in groups if (found := g.finals(kinds[g.label]))}
     if not finals:
         return None
-    best = (max if runs[0].higher() else min)(finals, key=lambda label: finals[label])
-    return Highest(by, best, runs[0].written(finals[best]), kinds[best], runs[0].higher())
+    best = (max if runs[0].higher() else min)(finals, key=lambda label: fmean(finals[label]))
+    score = next(group for group in groups if group.label == best).written(finals[best])
+    return Highest(by, best, score, kinds[best], runs[0].higher())
 
 
 def _scores(runs: Sequence[RunFolder], charts: Charts) -> Scores | None:

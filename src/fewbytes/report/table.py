@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby
+from statistics import fmean
 from typing import Any, TypeVar
 
 from rich import box
@@ -16,12 +18,14 @@ from fewbytes.base.units import megabytes, written
 from fewbytes.core.promise import Privacy
 from fewbytes.data.schema import DOUBT
 from fewbytes.report import left_out, notes
-from fewbytes.report.folder import RunFolder
+from fewbytes.report.folder import Both, Direction, RunFolder
+from fewbytes.report.repeats import Repeated, repeated, seeds_of
 from fewbytes.running.promises.promise import RECEIVED
 from fewbytes.running.rounding import rounded
 from fewbytes.running.settings import ROUNDING
 
 T = TypeVar("T")
+WAYS: tuple[Direction | Both, ...] = ("uplink", "downlink", "both")
 KINDS = {
     "global": "the global model, on the server's test data",
     "personalised": "each client's own model after local training, on its own test data; mean over clients",
@@ -70,19 +74,21 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 
 
 def summary_table(runs: Sequence[RunFolder], width: int = 100) -> Table:
-    """One row per run: final and best score of the run's main kind, final personalised and global score, megabytes
-    (10^6 bytes) up, down and both over the whole run, seconds. Of runs that are judged on different test data only the
-    latter two scores are shown. The last row is the score of guessing the majority
-    class. Below are the kinds' meanings, further metrics, simulated seconds, rounding, clients left out and the
-    method's notes. If `width` is too small, columns are dropped: seconds, both directions' megabytes, the best score,
-    then those of the two kinds."""
+    """One row per run, or per method if runs are repeated with other seeds (means ± standard deviations).
+
+    Columns: final and best score of the run's main kind, final personalised and global score, megabytes (10^6 bytes)
+    up, down and both over the whole run, seconds. Of runs that are judged on different test data only the latter two
+    scores are shown. The last row is the score of guessing the majority class. Below are the kinds' meanings, further
+    metrics, simulated seconds, rounding, clients left out and the method's notes. If `width` is too small, columns are
+    dropped: seconds, both directions' megabytes, the best score, then those of the two kinds.
+    """
     fits = (n for n in range(len(LEAST)) if _width(_table(runs, LEAST[:n], FOLDED)) <= width)
     table = _table(runs, LEAST[: next(fits, len(LEAST))])
     if lines := [
         *_meanings(runs),
+        *_seeds(runs),
         *_further(runs),
-        *intervals(runs),
-        *best_models(runs),
+        *([] if seeds_of(repeated(runs)) else [*intervals(runs), *best_models(runs)]),
         *_turnovers(runs),
         *_clocks(runs),
         *_rounded(runs),
@@ -112,26 +118,25 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
     shown = [name for name in COLUMNS if name not in gone]
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
-    for run in runs:
-        score = run.score(run.kind)
+    groups = repeated(runs)
+    for group in groups:
+        run, done = group.first, group.done
         cells = dict(
             zip(
                 COLUMNS,
                 (
-                    run.written(score.final),
-                    run.written(score.best),
-                    run.written(of_clients(run)),
-                    run.written(run.score("global").final),
-                    megabytes(run.total_bytes("uplink")),
-                    megabytes(run.total_bytes("downlink")),
-                    megabytes(run.total_bytes("both")),
-                    seconds(run.seconds),
+                    group.written([each.score(each.kind).final for each in done]),
+                    group.written([each.score(each.kind).best for each in done]),
+                    group.written([of_clients(each) for each in done]),
+                    group.written([each.score("global").final for each in done]),
+                    *(megabytes(group.mean(partial(RunFolder.total_bytes, direction=way))) for way in WAYS),
+                    seconds(group.mean(lambda each: each.seconds)),
                 ),
                 strict=True,
             )
         )
         table.add_row(
-            Text(" ".join([run.label, *(f"({badge})" for badge in badges(run))])),
+            Text(" ".join([group.label, *(f"({badge})" for badge in badges_of(group, groups))])),
             *([] if narrow else [Text(" ".join([*([run.metric] if len(metrics) > 1 else []), run.kind or "—"]))]),
             *(cells[name] for name in shown),
         )
@@ -167,13 +172,31 @@ def _meanings(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def _further(runs: Sequence[RunFolder]) -> list[str]:
-    """A line for every run with several metrics, with its scores by the others."""
+    """A line for every method with several metrics, with its scores by the others."""
     return [
-        f"{run.label}, {run.kind}: "
-        + ", ".join(f"{metric} {run.written(run.score(run.kind, metric).final, metric)}" for metric in run.metrics[1:])
-        for run in runs
-        if run.metrics[1:]
+        f"{group.label}, {group.first.kind}: "
+        + ", ".join(
+            f"{metric} {group.written([run.score(run.kind, metric).final for run in group.done], metric)}"
+            for metric in group.first.metrics[1:]
+        )
+        for group in repeated(runs)
+        if group.first.metrics[1:]
     ]
+
+
+def _seeds(runs: Sequence[RunFolder]) -> list[str]:
+    """What the figures of repeated runs are."""
+    seeds = seeds_of(repeated(runs))
+    return [f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"] if seeds else []
+
+
+def badges_of(group: Repeated, groups: Sequence[Repeated]) -> list[str]:
+    """As `badges`, of repeated runs; they differ from those of others in which seeds are done."""
+    if len(group.runs) == 1 and not seeds_of(groups):
+        return badges(group.first)
+    shown = dict.fromkeys(badge for run in group.done for badge in badges(run))
+    whole = len(group.done) == len(seeds_of(groups))
+    return [*shown, *([] if whole else [f"{len(group.done)} of {len(seeds_of(groups))} seeds"])]
 
 
 def badges(run: RunFolder) -> list[str]:
@@ -282,6 +305,10 @@ def _rounded(runs: Sequence[RunFolder]) -> list[str]:
 def majority_rows(runs: Sequence[RunFolder]) -> list[tuple[str, dict[str, float | None]]]:
     """The accuracy of always guessing the majority class, by kind; one row unless the runs' data differ."""
     groups = grouped_by(runs, lambda run: (run.result or {}).get("majority_class_accuracy") or None)
+    if seeds_of(repeated(runs)) and groups:
+        found = [value for _, value in groups]
+        known = {kind: [each[kind] for each in found if each.get(kind) is not None] for kind in found[0]}
+        return [("majority class", {kind: fmean(values) if values else None for kind, values in known.items()})]
     return [
         ("majority class" if len(groups) == 1 else f"majority class: {', '.join(run.label for run in group)}", value)
         for group, value in groups

@@ -48,7 +48,7 @@ class BestModel(Promise):
 
     def notes(self, phase: Phase) -> Iterable[str]:
         """That nothing can be validated, once."""
-        if self._validated and not self._noted and phase.scores and not phase.validation:
+        if self._validated and not self._noted and phase.phase == "round" and phase.scores and not phase.validation:
             self._noted = True
             yield (
                 "no model is validated: the server has no test data to hold samples out of, and clients neither keep "
