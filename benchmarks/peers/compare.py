@@ -1,0 +1,66 @@
+"""The command of a comparison with PFLlib or HtFLlib: both sides, with equal batches and then three seeds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import ROUNDS, SAME_ROUNDS, SEEDS, Row, apart, interval, record, run_ours, task_of
+from tsingz0 import Watch, commit_of, run_theirs
+
+Patches = Callable[[Watch], Iterator[Any]]
+
+
+def main(peer: str, methods: Mapping[str, Row], patches: Patches, usage: str | None) -> None:
+    parser = argparse.ArgumentParser(description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(f"--{peer}", metavar="PATH", type=Path, required=True, help="a checkout of the peer")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="these methods alone")
+    parser.add_argument("--same", action="store_true", help="only equal batches, and print the distance")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.names if name not in methods]:
+        raise SystemExit(f"there is no {unknown[0]!r} here: {', '.join(methods)}")
+    checkout: Path = getattr(asked, peer)
+    commit = commit_of(checkout)
+    sys.path.insert(0, str((checkout / "system").resolve()))
+    torch.set_num_threads(1)
+    for name in asked.names or methods:
+        row, began = methods[name], time.monotonic()
+        found: dict[str, Any] = {"same": same_batches(row, checkout, patches)}
+        if not asked.same:
+            found["seeds"] = [with_seed(row, checkout, patches, seed) for seed in SEEDS]
+            record(peer, commit, {name: found})
+        print(f"{name}: {said(found)}, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def same_batches(row: Row, checkout: Path, patches: Patches) -> float | None:
+    """How far the two sides' models are apart after `SAME_ROUNDS` rounds on the same batches."""
+    if row.same is None:
+        return None
+    changes, options = row.same
+    task = task_of(row, seed=1, same=True)
+    ours = run_ours(row, task, SAME_ROUNDS, order="stored", **changes)
+    theirs = run_theirs(checkout, Watch(row, task, SAME_ROUNDS, seed=1), list(options), True, patches)
+    return float(f"{apart(ours, theirs):.2g}")
+
+
+def with_seed(row: Row, checkout: Path, patches: Patches, seed: int) -> dict[str, list[float]]:
+    """Both sides' scores `sent` and `trained`, ours first; each shuffles as it does."""
+    task = task_of(row, seed, same=False)
+    ours = run_ours(row, task, ROUNDS)
+    theirs = run_theirs(checkout, Watch(row, task, ROUNDS, seed), [], False, patches)
+    return {way: [round(getattr(side, way), 5) for side in (ours, theirs)] for way in ("sent", "trained")}
+
+
+def said(found: Mapping[str, Any]) -> str:
+    parts = [f"same batches {json.dumps(found['same'])}"]
+    for way in ("sent", "trained"):
+        if "seeds" in found:
+            mean, half = interval([a - b for a, b in (seed[way] for seed in found["seeds"])])
+            parts.append(f"{way} {100 * mean:+.1f} ± {100 * half:.1f} points")
+    return ", ".join(parts)
