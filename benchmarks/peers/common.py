@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,6 @@ import fewbytes as fb
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seed_all
 from fewbytes.core.site import Site
-from fewbytes.core.training import batches
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.split import ClientData, Split
 
@@ -88,7 +88,7 @@ class Row:
     norm: bool = False
     same: tuple[dict[str, Any], tuple[str, ...]] | None = ({}, ())
     even: bool = False
-    why: str = ""
+    adjust: Callable[[Any], None] = lambda server: None
 
 
 @dataclass(frozen=True)
@@ -141,29 +141,29 @@ def run_ours(row: Row, task: fb.Task, rounds: int, **changes: Any) -> Outcome:
         saved = sorted((Path(name) / "run" / "models").glob("client-*"), key=lambda path: int(path.stem[7:]))
         order = list(task.problem.first_state())
         clients = [in_order(load_file(path), order) for path in saved]
-    last = result.rounds[-1]
-    kinds, by_client = last["scores"]["accuracy"], last["by_client"]["accuracy"]
-    if row.sent == "global":
-        sent = kinds["global"]
-    elif isinstance(row.sent, str):
-        row_of = next(each for each in reversed(result.rounds) if row.sent in each["by_client"]["accuracy"])
-        sent = pooled(row_of["by_client"]["accuracy"][row.sent], task)
+    kinds = [row["scores"]["accuracy"] for row in result.rounds if row["phase"] == "round" and row["scores"]][-1]
+    if isinstance(row.sent, str):
+        pooled_kinds = {**kinds, "personalised": kinds.get("micro")}  # `global`: the server's test set is all clients'
+        pooled_kinds |= result.rounds[-1].get("pooled", {}).get("accuracy", {})
+        sent = pooled_kinds[row.sent]
     else:
-        shown = as_sent(row, task, clients)
-        sent = pooled({str(i): accuracy(task, i, state) for i, state in enumerate(shown)}, task)
-    trained = fmean(by_client["personalised"].values()) if "personalised" in by_client else math.nan
+        sent = pooled([accuracy(task, i, state) for i, state in enumerate(as_sent(row, task, clients))], task)
+    trained = kinds["personalised"]
     server = None if result.global_model is None else state_of(result.global_model)
     return Outcome(sent, trained, clients, server)
 
 
 def in_order(state: State, names: Sequence[str]) -> State:
-    """The model's entries, in the order of its layers."""
-    return {name: state[name] for name in names}
+    """The model's entries, in the order of its layers; of a network of prototypes, its features alone."""
+    units = list(Net().units())
+    plain = {re.sub(r"features\.units\.(\d)\.\d", lambda m: units[int(m[1])], name): v for name, v in state.items()}
+    return {name: plain[name] for name in names if name in plain}
 
 
-def pooled(by_client: Mapping[str, float], task: fb.Task) -> float:
+def pooled(by_client: Sequence[float], task: fb.Task) -> float:
+    """The accuracy on all clients' test samples together."""
     tested = [len(client.test) for client in task.data.clients]
-    return sum(by_client[str(i)] * n for i, n in enumerate(tested)) / sum(tested)
+    return sum(a * n for a, n in zip(by_client, tested, strict=True)) / sum(tested)
 
 
 def as_sent(row: Row, task: fb.Task, clients: Sequence[State]) -> list[State]:
@@ -195,7 +195,8 @@ def apart(ours: Outcome, theirs: Outcome) -> float:
 
 
 def _apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    differences = [float((x - y).abs().max()) for x, y in zip(a, b, strict=True) if x.is_floating_point()]
+    pairs = zip(a, b, strict=False)  # of FedProto, our saved networks end before the classifier
+    differences = [float((x - y).abs().max()) for x, y in pairs if x.is_floating_point()]
     return max(differences) / max(float(x.abs().max()) for x in a if x.is_floating_point())
 
 

@@ -45,7 +45,7 @@ def same_batches(row: Row, checkout: Path, patches: Patches) -> float | None:
     changes, options = row.same
     task = task_of(row, seed=1, same=True)
     ours = run_ours(row, task, SAME_ROUNDS, order="stored", **changes)
-    theirs = run_theirs(checkout, Watch(row, task, SAME_ROUNDS, seed=1), list(options), True, patches)
+    theirs = run_theirs(checkout, Watch(row, task, SAME_ROUNDS, seed=1, same=True), options, patches)
     return float(f"{apart(ours, theirs):.2g}")
 
 
@@ -53,7 +53,7 @@ def with_seed(row: Row, checkout: Path, patches: Patches, seed: int) -> dict[str
     """Both sides' scores `sent` and `trained`, ours first; each shuffles as it does."""
     task = task_of(row, seed, same=False)
     ours = run_ours(row, task, ROUNDS)
-    theirs = run_theirs(checkout, Watch(row, task, ROUNDS, seed), [], False, patches)
+    theirs = run_theirs(checkout, Watch(row, task, ROUNDS, seed, same=False), [], patches)
     return {way: [round(getattr(side, way), 5) for side in (ours, theirs)] for way in ("sent", "trained")}
 
 

@@ -10,11 +10,14 @@ PFLlib needs scikit-learn, h5py and torchvision, beside what fewbytes needs. A m
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import torch
+import torch.nn.functional as F
 from common import LR, TERMS, Row
 from compare import main
 from tsingz0 import Watch
@@ -23,6 +26,30 @@ import fewbytes as fb
 from fewbytes.methods.fedbn import without_batch_norm
 from fewbytes.methods.fedrep import body
 
+
+def first_send_left_out(server: Any) -> None:
+    """fewbytes sends nothing in round 1: all begin with their own classifier."""
+    send = server.send_models
+
+    def left_out() -> None:
+        server.send_models = send
+
+    server.send_models = left_out
+
+
+def distance_of_logits(server: Any) -> None:
+    """The mean squared distance to the mean logits, where PFLlib takes these logits as cross-entropy's targets."""
+    for client in server.clients:
+        client.loss = lambda z, y: F.mse_loss(z, y) if y.is_floating_point() else F.cross_entropy(z, y)
+
+
+def own_head(server: Any) -> None:
+    """A classifier of the server's own, which client 0's training does not change, and one batch of all means."""
+    server.head, server.batch_size = copy.deepcopy(server.head), MEANS
+    server.opt_h = torch.optim.SGD(server.head.parameters(), lr=server.server_learning_rate)
+
+
+MEANS = 1000  # at most, of classes at clients
 METHODS = {
     "separate": Row(fb.Separate(**TERMS), "Local"),
     "fedavg": Row(fb.FedAvg(**TERMS), "FedAvg", sent="global"),
@@ -33,20 +60,22 @@ METHODS = {
     "fedbn": Row(fb.FedBN(**TERMS), "FedBN", sent=without_batch_norm, norm=True),
     "ditto": Row(fb.Ditto(**TERMS, lambda_near=0.5, personal_epochs=2), "Ditto", ("-mu", "0.5", "-pls", "2")),
     "fedproto": Row(fb.FedProto(**TERMS, lambda_proto=1.0), "FedProto", ("-lam", "1"), sent="combined"),
-    "feddistill": Row(fb.FedDistill(**TERMS, gamma=1.0), "FD", ("-lam", "1")),
-    "lg_fedavg": Row(fb.LG_FedAvg(**TERMS), "LG-FedAvg", sent="combined"),
+    "feddistill": Row(fb.FedDistill(**TERMS, gamma=1.0), "FD", ("-lam", "1"), adjust=distance_of_logits),
+    "lg_fedavg": Row(fb.LG_FedAvg(**TERMS), "LG-FedAvg", sent="combined", adjust=first_send_left_out),
     "fml": Row(fb.FML(**TERMS, alpha=0.5, beta=0.5), "FML", ("-al", "0.5", "-bt", "0.5")),
-    "fedkd": Row(fb.FedKD(**TERMS, energy_rounds=15), "FedKD", ("-mlr", str(LR))),
+    "fedkd": Row(fb.FedKD(**TERMS, energy_rounds=15), "FedKD", ("-mlr", str(LR)),
+                 same=({"energy_start": 0.5, "energy_end": 0.5}, ("-Ts", "0.5", "-Te", "0.5"))),
     "fedgen": Row(fb.FedGen(**TERMS), "FedGen", ("-lf", "True", "-nd", "32", "-se", "100", "-glr", "0.1"),
                   sent="combined", same=None),
-    "fedgh": Row(fb.FedGH(**TERMS), "FedGH", ("-slr", "0.01"), sent="combined"),
+    "fedgh": Row(fb.FedGH(**TERMS), "FedGH", ("-slr", "0.01"), sent="combined",
+                 same=({"server_batch": MEANS}, ()), adjust=own_head),
 }  # fmt: skip
 
 
 def patches(watch: Watch) -> Iterator[Any]:
     """Results are not written."""
     servers = importlib.import_module("flcore.servers.serverbase")
-    yield mock.patch.object(servers.Server, "save_global_model", lambda server: None)
+    yield mock.patch.object(servers.Server, "save_global_model", return_value=None)
 
 
 if __name__ == "__main__":

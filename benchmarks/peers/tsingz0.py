@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,12 +24,13 @@ from unittest import mock
 
 import numpy as np
 import torch
-from common import BATCH, CLIENTS, LR, Net, Outcome, Row, copy_into, first_clients, tensors
+from common import BATCH, CLIENTS, LR, Net, Outcome, Row, copy_into, first_clients, pooled, tensors
 from torch import nn
 from torch.utils.data import DataLoader
 
 import fewbytes as fb
 from fewbytes.base.state import State
+from fewbytes.core.training import prepared
 
 FIRST = ["-dev", "cpu", "-nc", str(CLIENTS), "-lbs", str(BATCH), "-lr", str(LR), "-ls", "1", "-data", "MNIST"]
 """Their options for all methods. The data set's name only chooses the branch that builds our model."""
@@ -43,19 +44,24 @@ class Finished(Exception):
 
 
 class Watch:
-    """Sees the peer's server and clients: gives them our first weights, and takes scores and models at two moments."""
+    """Sees the peer's server and clients: gives them our first weights, and takes scores and models at two moments.
 
-    def __init__(self, row: Row, task: fb.Task, rounds: int, seed: int) -> None:
-        self.row, self.task, self.rounds, self.seed = row, task, rounds, seed
+    `same`: batches are those of fewbytes.
+    """
+
+    def __init__(self, row: Row, task: fb.Task, rounds: int, seed: int, same: bool) -> None:
+        self.row, self.task, self.rounds, self.seed, self.same = row, task, rounds, seed, same
         self.server: Any = None
         self.trained: dict[int, tuple[float, State]] = {}
 
     def begin(self, server: Any) -> None:
-        """After a server made its clients."""
+        """Called when the server has been made, before it trains."""
         self.server = server
         for client, (state, extra) in zip(server.clients, first_clients(self.row.ours, self.task), strict=True):
             self.give(client, state, extra)
             client.train = self.watched(client, client.train)
+        if self.same:
+            self.row.adjust(server)
         random.seed(self.seed)
         np.random.seed(self.seed)
         torch.manual_seed(self.seed)
@@ -91,9 +97,7 @@ class Watch:
 
     def outcome(self) -> Outcome:
         """Called when the round after the last begins, with all of the last round sent."""
-        tested = [len(client.test) for client in self.task.data.clients]
-        own = [self.accuracy(client) for client in self.server.clients]
-        sent = sum(a * n for a, n in zip(own, tested, strict=True)) / sum(tested)
+        sent = pooled([self.accuracy(client) for client in self.server.clients], self.task)
         if abs(sent - self.server.rs_test_acc[-1]) > 1e-6:
             raise SystemExit(f"the peer's own score is {self.server.rs_test_acc[-1]}, not {sent}")
         order = sorted(self.trained)
@@ -117,7 +121,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def run_theirs(
-    checkout: Path, watch: Watch, options: list[str], same: bool, patches: Callable[[Watch], Iterator[Any]]
+    checkout: Path, watch: Watch, options: Sequence[str], patches: Callable[[Watch], Iterator[Any]]
 ) -> Outcome:
     """The peer's side, by its own command line. `patches`: further replacements, as `mock.patch` makes them."""
     row, task = watch.row, watch.task
@@ -137,8 +141,9 @@ def run_theirs(
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        for patch in (*data_patches(watch, same), *model_patches(task, row), *patches(watch)):
+        for patch in (*data_patches(watch), *model_patches(task, row), *patches(watch)):
             stack.enter_context(patch)
+        stack.enter_context(begun(watch))
         try:
             runpy.run_path(str(system / "main.py"), run_name="__main__")
         except Finished:
@@ -146,36 +151,47 @@ def run_theirs(
     raise SystemExit(f"{row.algorithm} ended before round {watch.rounds}")
 
 
-def data_patches(watch: Watch, same: bool) -> Iterator[Any]:
-    """Our splits in place of files; `same`: batches in the order of the data."""
+def data_patches(watch: Watch) -> Iterator[Any]:
+    """Our splits in place of files; for equal batches, these are in the order of the data."""
 
     def read(dataset: str, client: int, is_train: bool = True, few_shot: int = 0) -> list[Any]:
         data = watch.task.data.clients[client]
         return list(zip(*tensors(data.train if is_train else data.test), strict=True))
 
     def loader(data: Any, batch: int, drop_last: bool, shuffle: bool) -> DataLoader[Any]:
-        return DataLoader(data, batch, drop_last=drop_last, shuffle=shuffle and not same)
+        return DataLoader(data, batch, drop_last=drop_last, shuffle=shuffle and not watch.same)
 
-    clients, servers = (importlib.import_module(f"flcore.{name}") for name in ("clients.clientbase", "servers.serverbase"))
+    clients, servers = (
+        importlib.import_module(f"flcore.{name}") for name in ("clients.clientbase", "servers.serverbase")
+    )
     yield mock.patch.object(clients, "read_client_data", read)
     yield mock.patch.object(servers, "read_client_data", read)
     yield mock.patch.object(clients, "DataLoader", loader)
-    made = servers.Server.set_clients
-
-    def set_clients(server: Any, kind: Any) -> None:
-        made(server, kind)
-        watch.begin(server)
-
-    yield mock.patch.object(servers.Server, "set_clients", set_clients)
     for name in ("save_results", "train_metrics"):
-        yield mock.patch.object(servers.Server, name, lambda server: ([0], [1], [0]))
+        yield mock.patch.object(servers.Server, name, return_value=([0], [1], [0]))
+
+
+@contextlib.contextmanager
+def begun(watch: Watch) -> Iterator[None]:
+    """Calls `watch.begin` when a server begins to train; every server's class has its own `train`."""
+    servers = importlib.import_module("flcore.servers.serverbase")
+    made = servers.Server.__getattribute__
+
+    def looked_up(server: Any, name: str) -> Any:
+        if name == "train" and watch.server is None:
+            watch.begin(server)
+        return made(server, name)
+
+    with mock.patch.object(servers.Server, "__getattribute__", looked_up):
+        yield
 
 
 def model_patches(task: fb.Task, row: Row) -> Iterator[Any]:
-    """Our model, with the task's first weights, in place of the peer's CNN."""
+    """Our model, with the task's first weights, in place of the peer's CNN. Its layout in memory is ours: with another
+    one, convolutions round otherwise, and a pooling over equal pixels may pass its gradient to another of them."""
 
     def build(*shape: Any, **named: Any) -> nn.Module:
-        model = Net(row.norm)
+        model = prepared(Net(row.norm))
         copy_into(model, task.problem.first_state())
         return model
 
