@@ -32,8 +32,8 @@ from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.split import ClientData, Split
 
 FIGURES = Path(__file__).parents[2] / "docs" / "agreement.json"
-CLIENTS, ALPHA, ROUNDS, SEEDS, SAME_ROUNDS = 8, 0.5, 20, (1, 2, 3), 2
-BATCH, LR = 10, 0.1
+CLIENTS, ALPHA, ROUNDS, SEEDS, SAME_ROUNDS = 8, 0.5, 15, (1, 2, 3), 2
+BATCH, LR, SAME_LR = 20, 0.2, 0.1
 TERMS: dict[str, Any] = {"epochs": 1, "lr": LR, "batch": BATCH, "momentum": 0.0, "last": "dropped"}
 """Local training, on both sides; PFLlib leaves out samples that do not fill a batch."""
 T_975 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}

@@ -7,53 +7,71 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import ROUNDS, SAME_ROUNDS, SEEDS, Row, apart, interval, record, run_ours, task_of
+from common import ROUNDS, SAME_LR, SAME_ROUNDS, SEEDS, Outcome, Row, apart, interval, record, run_ours, task_of
 from tsingz0 import Watch, commit_of, run_theirs
 
-Patches = Callable[[Watch], Iterator[Any]]
+
+@dataclass(frozen=True)
+class Peer:
+    """A library: its name, what is compared, what is replaced in it, what watches it, its options for all methods."""
+
+    name: str
+    methods: Mapping[str, Row]
+    patches: Callable[[Watch], Iterator[Any]]
+    watch: type[Watch] = Watch
+    options: tuple[str, ...] = ()
+
+    def run(self, checkout: Path, watch: Watch, options: tuple[str, ...] = ()) -> Outcome:
+        return run_theirs(checkout, watch, (*self.options, *options), self.patches)
 
 
-def main(peer: str, methods: Mapping[str, Row], patches: Patches, usage: str | None) -> None:
+def main(peer: Peer, usage: str | None) -> None:
     parser = argparse.ArgumentParser(description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(f"--{peer}", metavar="PATH", type=Path, required=True, help="a checkout of the peer")
+    parser.add_argument(f"--{peer.name}", metavar="PATH", type=Path, required=True, help="a checkout of the peer")
     parser.add_argument("names", nargs="*", metavar="NAME", help="these methods alone")
     parser.add_argument("--same", action="store_true", help="only equal batches, and print the distance")
     asked = parser.parse_args()
-    if unknown := [name for name in asked.names if name not in methods]:
-        raise SystemExit(f"there is no {unknown[0]!r} here: {', '.join(methods)}")
-    checkout: Path = getattr(asked, peer)
+    if unknown := [name for name in asked.names if name not in peer.methods]:
+        raise SystemExit(f"there is no {unknown[0]!r} here: {', '.join(peer.methods)}")
+    checkout: Path = getattr(asked, peer.name)
     commit = commit_of(checkout)
     sys.path.insert(0, str((checkout / "system").resolve()))
     torch.set_num_threads(1)
-    for name in asked.names or methods:
-        row, began = methods[name], time.monotonic()
-        found: dict[str, Any] = {"same": same_batches(row, checkout, patches)}
+    for name in asked.names or peer.methods:
+        row, began = peer.methods[name], time.monotonic()
+        found: dict[str, Any] = {"same": same_batches(peer, row, checkout)}
         if not asked.same:
-            found["seeds"] = [with_seed(row, checkout, patches, seed) for seed in SEEDS]
-            record(peer, commit, {name: found})
+            found["seeds"] = [with_seed(peer, row, checkout, seed) for seed in SEEDS]
+            record(peer.name, commit, {name: found})
         print(f"{name}: {said(found)}, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def same_batches(row: Row, checkout: Path, patches: Patches) -> float | None:
-    """How far the two sides' models are apart after `SAME_ROUNDS` rounds on the same batches."""
+def same_batches(peer: Peer, row: Row, checkout: Path) -> float | None:
+    """How far the two sides' models are apart after `SAME_ROUNDS` rounds on the same batches.
+
+    At half of the learning rate: training at a high one makes the difference of two roundings a thousand times larger.
+    """
     if row.same is None:
         return None
-    changes, options = row.same
+    (changes, options), rate = row.same, str(SAME_LR)
     task = task_of(row, seed=1, same=True)
-    ours = run_ours(row, task, SAME_ROUNDS, order="stored", **changes)
-    theirs = run_theirs(checkout, Watch(row, task, SAME_ROUNDS, seed=1, same=True), options, patches)
+    ours = run_ours(row, task, SAME_ROUNDS, order="stored", lr=SAME_LR, **changes)
+    theirs = peer.run(
+        checkout, peer.watch(row, task, SAME_ROUNDS, seed=1, same=True), ("-lr", rate, "-mlr", rate, *options)
+    )
     return float(f"{apart(ours, theirs):.2g}")
 
 
-def with_seed(row: Row, checkout: Path, patches: Patches, seed: int) -> dict[str, list[float]]:
+def with_seed(peer: Peer, row: Row, checkout: Path, seed: int) -> dict[str, list[float]]:
     """Both sides' scores `sent` and `trained`, ours first; each shuffles as it does."""
     task = task_of(row, seed, same=False)
     ours = run_ours(row, task, ROUNDS)
-    theirs = run_theirs(checkout, Watch(row, task, ROUNDS, seed, same=False), [], patches)
+    theirs = peer.run(checkout, peer.watch(row, task, ROUNDS, seed, same=False))
     return {way: [round(getattr(side, way), 5) for side in (ours, theirs)] for way in ("sent", "trained")}
 
 

@@ -18,8 +18,8 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from common import LR, TERMS, Row
-from compare import main
+from common import LR, ROUNDS, TERMS, Row
+from compare import Peer, main
 from tsingz0 import Watch
 
 import fewbytes as fb
@@ -63,7 +63,7 @@ METHODS = {
     "feddistill": Row(fb.FedDistill(**TERMS, gamma=1.0), "FD", ("-lam", "1"), adjust=distance_of_logits),
     "lg_fedavg": Row(fb.LG_FedAvg(**TERMS), "LG-FedAvg", sent="combined", adjust=first_send_left_out),
     "fml": Row(fb.FML(**TERMS, alpha=0.5, beta=0.5), "FML", ("-al", "0.5", "-bt", "0.5")),
-    "fedkd": Row(fb.FedKD(**TERMS, energy_rounds=15), "FedKD", ("-mlr", str(LR)),
+    "fedkd": Row(fb.FedKD(**TERMS, energy_rounds=ROUNDS), "FedKD", ("-mlr", str(LR)),
                  same=({"energy_start": 0.5, "energy_end": 0.5}, ("-Ts", "0.5", "-Te", "0.5"))),
     "fedgen": Row(fb.FedGen(**TERMS), "FedGen", ("-lf", "True", "-nd", "32", "-se", "100", "-glr", "0.1"),
                   sent="combined", same=None),
@@ -79,4 +79,4 @@ def patches(watch: Watch) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    main("pfllib", METHODS, patches, __doc__)
+    main(Peer("pfllib", METHODS, patches), __doc__)

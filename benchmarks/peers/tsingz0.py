@@ -35,7 +35,7 @@ from fewbytes.core.training import prepared
 FIRST = ["-dev", "cpu", "-nc", str(CLIENTS), "-lbs", str(BATCH), "-lr", str(LR), "-ls", "1", "-data", "MNIST"]
 """Their options for all methods. The data set's name only chooses the branch that builds our model."""
 
-UNUSED = ("calmsize", "cvxpy", "higher")
+UNUSED = ("calmsize", "cvxpy", "higher", "torch_utils")
 """Packages that main.py imports for methods which are not compared, and for a report of memory."""
 
 
@@ -60,6 +60,7 @@ class Watch:
         for client, (state, extra) in zip(server.clients, first_clients(self.row.ours, self.task), strict=True):
             self.give(client, state, extra)
             client.train = self.watched(client, client.train)
+        self.give_server(server)
         if self.same:
             self.row.adjust(server)
         random.seed(self.seed)
@@ -70,6 +71,9 @@ class Watch:
         copy_into(client.model, state)
         if hasattr(client, "W_h"):
             copy_into(client.W_h, extra.w)
+
+    def give_server(self, server: Any) -> None:
+        """Its own models have our first weights since they were built."""
 
     def watched(self, client: Any, train: Callable[[], None]) -> Callable[[], None]:
         done = 0
