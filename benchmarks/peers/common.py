@@ -36,6 +36,8 @@ CLIENTS, ALPHA, ROUNDS, SEEDS, SAME_ROUNDS = 8, 0.5, 15, (1, 2, 3), 2
 BATCH, LR, SAME_LR = 20, 0.2, 0.1
 TERMS: dict[str, Any] = {"epochs": 1, "lr": LR, "batch": BATCH, "momentum": 0.0, "last": "dropped"}
 """Local training, on both sides; PFLlib leaves out samples that do not fill a batch."""
+SAID = {"clients": CLIENTS, "alpha": ALPHA, "rounds": ROUNDS, "batch": BATCH, "lr": LR, "same_lr": SAME_LR,
+        "same_rounds": SAME_ROUNDS}  # fmt: skip
 T_975 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
 """The 97.5 % point of Student's t for differences of that many seeds."""
 
@@ -213,13 +215,16 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return fmean(differences), T_975[n] * stdev(differences) / math.sqrt(n)
 
 
-def record(peer: str, commit: str, found: Mapping[str, Any]) -> None:
-    """Write these rows of a peer into docs/agreement.json, beside what is there."""
+def record(peer: str, commit: str, name: str, found: Mapping[str, Any]) -> None:
+    """Write what was found of a method into docs/agreement.json, beside what is there of the same version of the peer
+    and the same terms."""
     known = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
-    entry = known.setdefault(peer, {"commit": commit, "rows": {}})
-    if entry["commit"] != commit:
-        entry |= {"commit": commit, "rows": {}}  # figures of two versions are not mixed
-    entry["rows"] |= found
+    if known.get("terms") != SAID:
+        known = {"terms": SAID}
+    entry = known.setdefault(peer, {})
+    if entry.get("commit") != commit:
+        known[peer] = entry = {"commit": commit, "rows": {}}
+    entry["rows"].setdefault(name, {}).update(found)
     temporary = FIGURES.with_suffix(".tmp")
     temporary.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
     temporary.rename(FIGURES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +33,9 @@ def main(peer: Peer, usage: str | None) -> None:
     parser = argparse.ArgumentParser(description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(f"--{peer.name}", metavar="PATH", type=Path, required=True, help="a checkout of the peer")
     parser.add_argument("names", nargs="*", metavar="NAME", help="these methods alone")
-    parser.add_argument("--same", action="store_true", help="only equal batches, and print the distance")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--same", action="store_true", help="only with equal batches")
+    parts.add_argument("--seeds", action="store_true", help="only the three seeds")
     asked = parser.parse_args()
     if unknown := [name for name in asked.names if name not in peer.methods]:
         raise SystemExit(f"there is no {unknown[0]!r} here: {', '.join(peer.methods)}")
@@ -44,10 +45,12 @@ def main(peer: Peer, usage: str | None) -> None:
     torch.set_num_threads(1)
     for name in asked.names or peer.methods:
         row, began = peer.methods[name], time.monotonic()
-        found: dict[str, Any] = {"same": same_batches(peer, row, checkout)}
+        found: dict[str, Any] = {}
+        if not asked.seeds:
+            found["same"] = same_batches(peer, row, checkout)
         if not asked.same:
             found["seeds"] = [with_seed(peer, row, checkout, seed) for seed in SEEDS]
-            record(peer.name, commit, {name: found})
+        record(peer.name, commit, name, found)
         print(f"{name}: {said(found)}, {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -76,9 +79,8 @@ def with_seed(peer: Peer, row: Row, checkout: Path, seed: int) -> dict[str, list
 
 
 def said(found: Mapping[str, Any]) -> str:
-    parts = [f"same batches {json.dumps(found['same'])}"]
-    for way in ("sent", "trained"):
-        if "seeds" in found:
-            mean, half = interval([a - b for a, b in (seed[way] for seed in found["seeds"])])
-            parts.append(f"{way} {100 * mean:+.1f} ± {100 * half:.1f} points")
+    parts = [f"same batches {found['same']}"] if "same" in found else []
+    for way in ("sent", "trained") if "seeds" in found else ():
+        mean, half = interval([a - b for a, b in (seed[way] for seed in found["seeds"])])
+        parts.append(f"{way} {100 * mean:+.1f} ± {100 * half:.1f} points")
     return ", ".join(parts)
