@@ -11,16 +11,15 @@ rounds with the same terms, and both sides are scored in two ways:
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from page import FIGURES
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -31,15 +30,12 @@ from fewbytes.core.site import Site
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.split import ClientData, Split
 
-FIGURES = Path(__file__).parents[2] / "docs" / "agreement.json"
 CLIENTS, ALPHA, ROUNDS, SEEDS, SAME_ROUNDS = 8, 0.5, 15, (1, 2, 3), 2
 BATCH, LR, SAME_LR = 20, 0.2, 0.1
 TERMS: dict[str, Any] = {"epochs": 1, "lr": LR, "batch": BATCH, "momentum": 0.0, "last": "dropped"}
 """Local training, on both sides; PFLlib leaves out samples that do not fill a batch."""
 SAID = {"clients": CLIENTS, "alpha": ALPHA, "rounds": ROUNDS, "batch": BATCH, "lr": LR, "same_lr": SAME_LR,
         "same_rounds": SAME_ROUNDS}  # fmt: skip
-T_975 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
-"""The 97.5 % point of Student's t for differences of that many seeds."""
 
 
 class Net(nn.Module):
@@ -207,12 +203,6 @@ def copy_into(module: nn.Module, state: State) -> None:
     with torch.no_grad():
         for mine, value in zip(module.state_dict().values(), state.values(), strict=True):
             mine.copy_(value)
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """The mean of paired differences, and half of its 95 % interval."""
-    n = len(differences)
-    return fmean(differences), T_975[n] * stdev(differences) / math.sqrt(n)
 
 
 def record(peer: str, commit: str, name: str, found: Mapping[str, Any]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import ROUNDS, SAME_LR, SAME_ROUNDS, SEEDS, Outcome, Row, apart, interval, record, run_ours, task_of
+from common import ROUNDS, SAME_LR, SAME_ROUNDS, SEEDS, Outcome, Row, apart, record, run_ours, task_of
+from page import interval
 from tsingz0 import Watch, commit_of, run_theirs
 
 

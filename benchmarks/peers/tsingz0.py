@@ -60,6 +60,7 @@ class Watch:
         for client, (state, extra) in zip(server.clients, first_clients(self.row.ours, self.task), strict=True):
             self.give(client, state, extra)
             client.train = self.watched(client, client.train)
+        server.train_metrics_personalized = server.train_metrics  # Ditto's; both are only printed
         self.give_server(server)
         if self.same:
             self.row.adjust(server)
