@@ -15,9 +15,9 @@ from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIGURES = DOCS / "agreement.json"
-PEERS = {"pfllib": "PFLlib", "htfllib": "HtFLlib"}
+PEERS = {"pfllib": "PFLlib", "htfllib": "HtFLlib", "fedktl": "FedKTL's code"}
 WAYS = {"sent": "as sent, pooled", "trained": "after training, mean of clients"}
-ROUNDING = 1e-6
+ROUNDING = 1e-5
 """Differences below are of floats' rounding; values are parts of the model's largest."""
 T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """The 97.5 % point of Student's t, for this number of differences."""
@@ -36,7 +36,7 @@ def same(row: Found) -> str:
         return "not run"
     if row["same"] is None:
         return "drawn at random"
-    return f"equal ({row['same']:.0e})" if row["same"] < ROUNDING else f"**{row['same']:.0e} apart**"
+    return f"equal ({row['same']:.1g})" if row["same"] < ROUNDING else f"**{row['same']:.1g} apart**"
 
 
 def scores(row: Found, way: str) -> str:
@@ -70,9 +70,10 @@ def versions(found: Found) -> list[str]:
     commits = [f"{called} at commit `{found[peer]['commit'][:12]}`" for peer, called in PEERS.items() if peer in found]
     return [
         f"{' and '.join(commits)}.",
-        f"Digits, {terms['clients']} clients, Dirichlet alpha {terms['alpha']}, two convolutions and two linear layers.",
-        f"Three seeds: {terms['rounds']} rounds of one epoch, batches of {terms['batch']}, learning rate {terms['lr']}.",
-        f"Equal batches: {terms['same_rounds']} rounds, learning rate {terms['same_lr']}. All clients take part.",
+        f"Digits, {terms['clients']} clients, Dirichlet alpha {terms['alpha']}; two convolutions, two linear layers.",
+        f"Three seeds: {terms['rounds']} rounds of one epoch, learning rate {terms['lr']}.",
+        f"Equal batches: {terms['same_rounds']} rounds of one epoch, learning rate {terms['same_lr']}.",
+        f"Batches of {terms['batch']}; all clients take part in each round.",
     ]
 
 

@@ -52,4 +52,4 @@ def test_an_interval_of_paired_differences():
     apart = {"seeds": [{"sent": [0.9, 0.8]}, {"sent": [0.9, 0.79]}, {"sent": [0.9, 0.81]}]}
     assert page.scores(apart, "sent") == "90.0%, 80.0%: **+10.0 ± 2.5**"
     assert page.same({"same": 2e-7}) == "equal (2e-07)"
-    assert page.same({"same": 0.3}) == "**3e-01 apart**"
+    assert page.same({"same": 0.3}) == "**0.3 apart**"
