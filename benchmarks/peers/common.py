@@ -154,7 +154,10 @@ def run_ours(row: Row, task: fb.Task, rounds: int, **changes: Any) -> Outcome:
 def in_order(state: State, names: Sequence[str]) -> State:
     """The model's entries, in the order of its layers; of a network of prototypes, its features alone."""
     units = list(Net().units())
-    plain = {re.sub(r"features\.units\.(\d)\.\d", lambda m: units[int(m[1])], name): v for name, v in state.items()}
+    plain = {}
+    for name, value in state.items():
+        inside = name.removeprefix("embedding.").replace("head.", "fc.")  # FedKTL's projection
+        plain[re.sub(r"features\.units\.(\d)\.\d", lambda match: units[int(match[1])], inside)] = value
     return {name: plain[name] for name in names if name in plain}
 
 

@@ -48,27 +48,26 @@ def main(peer: Peer, usage: str | None) -> None:
         row, began = peer.methods[name], time.monotonic()
         found: dict[str, Any] = {}
         if not asked.seeds:
-            found["same"] = same_batches(peer, row, checkout)
+            found |= same_batches(peer, row, checkout)
         if not asked.same:
             found["seeds"] = [with_seed(peer, row, checkout, seed) for seed in SEEDS]
         record(peer.name, commit, name, found)
         print(f"{name}: {said(found)}, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def same_batches(peer: Peer, row: Row, checkout: Path) -> float | None:
-    """How far the two sides' models are apart after `SAME_ROUNDS` rounds on the same batches.
+def same_batches(peer: Peer, row: Row, checkout: Path) -> dict[str, Any]:
+    """How far the two sides' models are apart after `SAME_ROUNDS` rounds on the same batches, and their scores there.
 
     At half of the learning rate: training at a high one makes the difference of two roundings a thousand times larger.
     """
     if row.same is None:
-        return None
-    (changes, options), rate = row.same, str(SAME_LR)
+        return {"same": None}
+    changes, options = row.same
     task = task_of(row, seed=1, same=True)
-    ours = run_ours(row, task, SAME_ROUNDS, order="stored", lr=SAME_LR, **changes)
-    theirs = peer.run(
-        checkout, peer.watch(row, task, SAME_ROUNDS, seed=1, same=True), ("-lr", rate, "-mlr", rate, *options)
-    )
-    return float(f"{apart(ours, theirs):.2g}")
+    ours = run_ours(row, task, SAME_ROUNDS, **{"order": "stored", "lr": SAME_LR, **changes})
+    watch = peer.watch(row, task, SAME_ROUNDS, seed=1, same=True)
+    theirs = peer.run(checkout, watch, ("-lr", str(SAME_LR), *options))
+    return {"same": float(f"{apart(ours, theirs):.2g}"), "same_scores": scores(ours, theirs)}
 
 
 def with_seed(peer: Peer, row: Row, checkout: Path, seed: int) -> dict[str, list[float]]:
@@ -76,11 +75,16 @@ def with_seed(peer: Peer, row: Row, checkout: Path, seed: int) -> dict[str, list
     task = task_of(row, seed, same=False)
     ours = run_ours(row, task, ROUNDS)
     theirs = peer.run(checkout, peer.watch(row, task, ROUNDS, seed, same=False))
+    return scores(ours, theirs)
+
+
+def scores(ours: Outcome, theirs: Outcome) -> dict[str, list[float]]:
+    """Both ways of scoring, ours first."""
     return {way: [round(getattr(side, way), 5) for side in (ours, theirs)] for way in ("sent", "trained")}
 
 
 def said(found: Mapping[str, Any]) -> str:
-    parts = [f"same batches {found['same']}"] if "same" in found else []
+    parts = [f"same batches {found['same']} {found.get('same_scores', '')}"] if "same" in found else []
     for way in ("sent", "trained") if "seeds" in found else ():
         mean, half = interval([a - b for a, b in (seed[way] for seed in found["seeds"])])
         parts.append(f"{way} {100 * mean:+.1f} ± {100 * half:.1f} points")

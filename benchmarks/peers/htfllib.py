@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch.nn.functional as F
-from common import LR, ROUNDS, TERMS, Row, copy_into
+from common import LR, ROUNDS, SAME_LR, TERMS, Row, copy_into
 from compare import Peer, main
 from torch import nn
 from tsingz0 import Watch
@@ -97,7 +97,7 @@ METHODS = {
         fb.FedKD(**STORED, energy_rounds=ROUNDS),
         "FedKD",
         ("-mlr", str(LR)),
-        same=({"energy_start": 0.5, "energy_end": 0.5}, ("-Ts", "0.5", "-Te", "0.5")),
+        same=({"energy_start": 0.5, "energy_end": 0.5}, ("-mlr", str(SAME_LR), "-Ts", "0.5", "-Te", "0.5")),
     ),
     "fedgen": Row(
         fb.FedGen(**STORED, release_quirks=True),

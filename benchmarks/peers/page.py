@@ -36,7 +36,9 @@ def same(row: Found) -> str:
         return "not run"
     if row["same"] is None:
         return "drawn at random"
-    return f"equal ({row['same']:.1g})" if row["same"] < ROUNDING else f"**{row['same']:.1g} apart**"
+    both = [abs(ours - theirs) for ours, theirs in row["same_scores"].values()]
+    known = f"scores {'too' if max(both) < ROUNDING else f'up to {100 * max(both):.2g} points apart'}"
+    return f"equal ({row['same']:.1g}), {known}" if row["same"] < ROUNDING else f"**{row['same']:.1g} apart**, {known}"
 
 
 def scores(row: Found, way: str) -> str:
@@ -84,8 +86,8 @@ def line(found: Found, name: str) -> str:
         row = found.get(peer, {}).get("rows", {}).get(name)
         if row is not None:
             told = [f"{way}: {scores(row, key)} points" for key, way in WAYS.items() if "seeds" in row]
-            parts.append("; ".join([f"{called}: equal batches: {same(row)}", *told]))
-    return f"**Beside other code** ([agreement](../agreement.md)). {'. '.join(parts)}.".replace("**equal", "equal")
+            parts.append("; ".join([f"{called}, on the same batches: {same(row)}", *told]))
+    return f"**Beside other code** ([agreement](../agreement.md)). {'. '.join(parts)}."
 
 
 def marked(text: str, mark: str, lines: Sequence[str]) -> str:

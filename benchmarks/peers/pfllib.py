@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from common import LR, ROUNDS, TERMS, Row
+from common import LR, ROUNDS, SAME_LR, TERMS, Row
 from compare import Peer, main
 from tsingz0 import Watch
 
@@ -64,7 +64,7 @@ METHODS = {
     "lg_fedavg": Row(fb.LG_FedAvg(**TERMS), "LG-FedAvg", sent="combined", adjust=first_send_left_out),
     "fml": Row(fb.FML(**TERMS, alpha=0.5, beta=0.5), "FML", ("-al", "0.5", "-bt", "0.5")),
     "fedkd": Row(fb.FedKD(**TERMS, energy_rounds=ROUNDS), "FedKD", ("-mlr", str(LR)),
-                 same=({"energy_start": 0.5, "energy_end": 0.5}, ("-Ts", "0.5", "-Te", "0.5"))),
+                 same=({"energy_start": 0.5, "energy_end": 0.5}, ("-mlr", str(SAME_LR), "-Ts", "0.5", "-Te", "0.5"))),
     "fedgen": Row(fb.FedGen(**TERMS), "FedGen", ("-lf", "True", "-nd", "32", "-se", "100", "-glr", "0.1"),
                   sent="combined", same=None),
     "fedgh": Row(fb.FedGH(**TERMS), "FedGH", ("-slr", "0.01"), sent="combined",
