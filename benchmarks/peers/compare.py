@@ -25,6 +25,7 @@ class Peer:
     patches: Callable[[Watch], Iterator[Any]]
     watch: type[Watch] = Watch
     options: tuple[str, ...] = ()
+    seeds: bool = True  # whether it also runs as it is
 
     def run(self, checkout: Path, watch: Watch, options: tuple[str, ...] = ()) -> Outcome:
         return run_theirs(checkout, watch, (*self.options, *options), self.patches)
@@ -40,6 +41,8 @@ def main(peer: Peer, usage: str | None) -> None:
     asked = parser.parse_args()
     if unknown := [name for name in asked.names if name not in peer.methods]:
         raise SystemExit(f"there is no {unknown[0]!r} here: {', '.join(peer.methods)}")
+    if asked.seeds and not peer.seeds:
+        raise SystemExit(f"{peer.name} only runs with equal batches: leave --seeds out")
     checkout: Path = getattr(asked, peer.name)
     commit = commit_of(checkout)
     sys.path.insert(0, str((checkout / "system").resolve()))
@@ -49,7 +52,7 @@ def main(peer: Peer, usage: str | None) -> None:
         found: dict[str, Any] = {}
         if not asked.seeds:
             found |= same_batches(peer, row, checkout)
-        if not asked.same:
+        if not asked.same and peer.seeds:
             found["seeds"] = [with_seed(peer, row, checkout, seed) for seed in SEEDS]
         record(peer.name, commit, name, found)
         print(f"{name}: {said(found)}, {time.monotonic() - began:.0f} s", flush=True)

@@ -122,7 +122,10 @@ def commit_of(checkout: Path) -> str:
     if not (checkout / "system" / "main.py").is_file():
         raise SystemExit(f"{checkout} has no system/main.py: give the folder of a git checkout of the peer")
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{checkout} is no git checkout, so its version is unknown: clone the peer with git")
+    return done.stdout.strip()
 
 
 def run_theirs(
