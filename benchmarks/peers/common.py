@@ -86,7 +86,12 @@ class Row:
     norm: bool = False
     same: tuple[dict[str, Any], tuple[str, ...]] | None = ({}, ())
     even: bool = False
-    adjust: Callable[[Any], None] = lambda server: None
+    adjust: Callable[[Any], None] | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether something is changed or replaced so that both sides give the same numbers."""
+        return self.adjust is not None or self.even or self.same not in (None, ({}, ()))
 
 
 @dataclass(frozen=True)

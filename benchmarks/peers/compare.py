@@ -70,7 +70,8 @@ def same_batches(peer: Peer, row: Row, checkout: Path) -> dict[str, Any]:
     ours = run_ours(row, task, SAME_ROUNDS, **{"order": "stored", "lr": SAME_LR, **changes})
     watch = peer.watch(row, task, SAME_ROUNDS, seed=1, same=True)
     theirs = peer.run(checkout, watch, ("-lr", str(SAME_LR), *options))
-    return {"same": float(f"{apart(ours, theirs):.2g}"), "same_scores": scores(ours, theirs)}
+    distance = float(f"{apart(ours, theirs):.2g}")
+    return {"same": distance, "same_scores": scores(ours, theirs), "changed": row.changed}
 
 
 def with_seed(peer: Peer, row: Row, checkout: Path, seed: int) -> dict[str, list[float]]:

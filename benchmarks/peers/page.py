@@ -38,6 +38,8 @@ def same(row: Found) -> str:
         return "drawn at random"
     both = [abs(ours - theirs) for ours, theirs in row["same_scores"].values()]
     known = f"scores {'too' if max(both) < ROUNDING else f'up to {100 * max(both):.2g} points apart'}"
+    if row["changed"]:
+        known += "; a part changed"
     return f"equal ({row['same']:.1g}), {known}" if row["same"] < ROUNDING else f"**{row['same']:.1g} apart**, {known}"
 
 

@@ -62,7 +62,7 @@ class Watch:
             client.train = self.watched(client, client.train)
         server.train_metrics_personalized = server.train_metrics  # Ditto's; both are only printed
         self.give_server(server)
-        if self.same:
+        if self.same and self.row.adjust is not None:
             self.row.adjust(server)
         random.seed(self.seed)
         np.random.seed(self.seed)

@@ -52,6 +52,6 @@ def test_an_interval_of_paired_differences():
     apart = {"seeds": [{"sent": [0.9, 0.8]}, {"sent": [0.9, 0.79]}, {"sent": [0.9, 0.81]}]}
     assert page.scores(apart, "sent") == "90.0%, 80.0%: **+10.0 ± 2.5**"
     equal = {"sent": [0.5, 0.5], "trained": [0.6, 0.6]}
-    assert page.same({"same": 2e-7, "same_scores": equal}) == "equal (2e-07), scores too"
-    other = {"same": 0.3, "same_scores": equal | {"sent": [0.5, 0.48]}}
-    assert page.same(other) == "**0.3 apart**, scores up to 2 points apart"
+    assert page.same({"same": 2e-7, "same_scores": equal, "changed": False}) == "equal (2e-07), scores too"
+    other = {"same": 0.3, "same_scores": equal | {"sent": [0.5, 0.48]}, "changed": True}
+    assert page.same(other) == "**0.3 apart**, scores up to 2 points apart; a part changed"
