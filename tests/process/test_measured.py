@@ -1,4 +1,5 @@
-"""The tables, cards and list of methods in the documents are what their scripts make of docs/decisions.json."""
+"""The tables, cards and list of methods in the documents are what their scripts make of docs/decisions.json, and of
+docs/agreement.json."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def found() -> dict:
     return json.loads((ROOT / "docs" / "decisions.json").read_text("utf-8"))
 
 
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+def script(name: str, folder: str = "scripts"):
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -36,3 +37,21 @@ def test_cards_and_the_list(found):
     assert cards.tasks(found).keys() == set(FILES)
     for path, text in cards.pages(found).items():
         assert path.read_text("utf-8") == text
+
+
+def test_agreement_with_other_code():
+    page = script("page", "benchmarks/peers")
+    for path, text in page.pages(json.loads(page.FIGURES.read_text("utf-8"))).items():
+        assert path.read_text("utf-8") == text
+
+
+def test_an_interval_of_paired_differences():
+    page = script("page", "benchmarks/peers")
+    mean, half = page.interval([0.01, 0.02, 0.03])
+    assert (mean, half) == (pytest.approx(0.02), pytest.approx(4.303 * 0.01 / 3**0.5))
+    apart = {"seeds": [{"sent": [0.9, 0.8]}, {"sent": [0.9, 0.79]}, {"sent": [0.9, 0.81]}]}
+    assert page.scores(apart, "sent") == "90.0%, 80.0%: **+10.0 ± 2.5**"
+    equal = {"sent": [0.5, 0.5], "trained": [0.6, 0.6]}
+    assert page.same({"same": 2e-7, "same_scores": equal, "changed": False}) == "equal (2e-07), scores too"
+    other = {"same": 0.3, "same_scores": equal | {"sent": [0.5, 0.48]}, "changed": True}
+    assert page.same(other) == "**0.3 apart**, scores up to 2 points apart; a part changed"

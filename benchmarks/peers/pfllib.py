@@ -1,0 +1,82 @@
+"""Compares fewbytes with PFLlib (https://github.com/TsingZ0/PFLlib): the same data, first weights, terms and rounds.
+
+    git clone https://github.com/TsingZ0/PFLlib
+    python benchmarks/peers/pfllib.py --pfllib PFLlib           # all methods, minutes; writes docs/agreement.json
+    python benchmarks/peers/pfllib.py --pfllib PFLlib fedavg    # these methods alone
+    python benchmarks/peers/page.py                             # then: the tables of docs/agreement.md and the cards
+
+PFLlib needs scikit-learn, h5py and torchvision, beside what fewbytes needs. A method is one row of METHODS.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from common import LR, ROUNDS, SAME_LR, TERMS, Row
+from compare import Peer, main
+from tsingz0 import Watch
+
+import fewbytes as fb
+from fewbytes.methods.fedbn import without_batch_norm
+from fewbytes.methods.fedrep import body
+
+
+def first_send_left_out(server: Any) -> None:
+    """fewbytes sends nothing in round 1: all begin with their own classifier."""
+    send = server.send_models
+
+    def left_out() -> None:
+        server.send_models = send
+
+    server.send_models = left_out
+
+
+def distance_of_logits(server: Any) -> None:
+    """The mean squared distance to the mean logits, where PFLlib takes these logits as cross-entropy's targets."""
+    for client in server.clients:
+        client.loss = lambda z, y: F.mse_loss(z, y) if y.is_floating_point() else F.cross_entropy(z, y)
+
+
+def own_head(server: Any) -> None:
+    """A classifier of the server's own, which client 0's training does not change, and one batch of all means."""
+    server.head, server.batch_size = copy.deepcopy(server.head), MEANS
+    server.opt_h = torch.optim.SGD(server.head.parameters(), lr=server.server_learning_rate)
+
+
+MEANS = 1000  # at most, of classes at clients
+METHODS = {
+    "separate": Row(fb.Separate(**TERMS), "Local"),
+    "fedavg": Row(fb.FedAvg(**TERMS), "FedAvg", sent="global"),
+    "fedprox": Row(fb.FedProx(**TERMS, mu=0.1), "FedProx", ("-mu", "0.1"), sent="global"),
+    "scaffold": Row(fb.SCAFFOLD(**TERMS), "SCAFFOLD", sent="global"),
+    "fedper": Row(fb.FedPer(**TERMS), "FedPer", sent=body),
+    "fedrep": Row(fb.FedRep(**TERMS, head_epochs=2), "FedRep", ("-pls", "2"), sent=body, weighted=False, even=True),
+    "fedbn": Row(fb.FedBN(**TERMS), "FedBN", sent=without_batch_norm, norm=True),
+    "ditto": Row(fb.Ditto(**TERMS, lambda_near=0.5, personal_epochs=2), "Ditto", ("-mu", "0.5", "-pls", "2")),
+    "fedproto": Row(fb.FedProto(**TERMS, lambda_proto=1.0), "FedProto", ("-lam", "1"), sent="combined"),
+    "feddistill": Row(fb.FedDistill(**TERMS, gamma=1.0), "FD", ("-lam", "1"), adjust=distance_of_logits),
+    "lg_fedavg": Row(fb.LG_FedAvg(**TERMS), "LG-FedAvg", sent="combined", adjust=first_send_left_out),
+    "fml": Row(fb.FML(**TERMS, alpha=0.5, beta=0.5), "FML", ("-al", "0.5", "-bt", "0.5")),
+    "fedkd": Row(fb.FedKD(**TERMS, energy_rounds=ROUNDS), "FedKD", ("-mlr", str(LR)),
+                 same=({"energy_start": 0.5, "energy_end": 0.5}, ("-mlr", str(SAME_LR), "-Ts", "0.5", "-Te", "0.5"))),
+    "fedgen": Row(fb.FedGen(**TERMS), "FedGen", ("-lf", "True", "-nd", "32", "-se", "100", "-glr", "0.1"),
+                  sent="combined", same=None),
+    "fedgh": Row(fb.FedGH(**TERMS), "FedGH", ("-slr", "0.01"), sent="combined",
+                 same=({"server_batch": MEANS}, ()), adjust=own_head),
+}  # fmt: skip
+
+
+def patches(watch: Watch) -> Iterator[Any]:
+    """Results are not written."""
+    servers = importlib.import_module("flcore.servers.serverbase")
+    yield mock.patch.object(servers.Server, "save_global_model", return_value=None)
+
+
+if __name__ == "__main__":
+    main(Peer("pfllib", METHODS, patches), __doc__)
