@@ -34,6 +34,7 @@ from test_baselines import (
 from torch import Tensor, nn
 
 import fewbytes as fb
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.methods.fedala import has_settled, learnt, mixed
 from fewbytes.methods.feddyn import corrected, moved_against
 from fewbytes.methods.moon import contrast
@@ -85,11 +86,11 @@ def test_feddyn_s_fixed_point_is_the_federation_s_optimum_and_fedavg_s_is_not():
     """w^2 at one client, (2 w - 10)^2 at the other: their sum is least at 4, and their own optima are 0 and 5."""
     splits = [(torch.full((8, 1), size), torch.full((8, 1), target)) for size, target in ((1.0, 0.0), (2.0, 10.0))]
     task = fb.Task.of(Slope, [(split, split) for split in splits])
-    local = {"lr": 0.05, "batch": 8, "epochs": 40}
-    dyn = fb.run(fb.FedDyn(**local, **PLAIN, alpha=1.0), task, rounds=40, workers=1).global_model.w.item()
-    avg = fb.run(fb.FedAvg(**local), task, rounds=40, workers=1).global_model.w.item()
+    local = {"lr": 0.05, "batch": 8, "epochs": 15}
+    dyn = fb.run(fb.FedDyn(**local, **PLAIN, alpha=4.0), task, rounds=10, workers=1).global_model.w.item()
+    avg = fb.run(fb.FedAvg(**local), task, rounds=10, workers=1).global_model.w.item()
     assert dyn == pytest.approx(4, abs=0.02)
-    assert avg == pytest.approx(2.5, abs=0.2)
+    assert avg == pytest.approx(2.5, abs=0.4)
 
 
 def test_a_newcomer_s_gradient_is_0(tmp_path):
@@ -284,7 +285,7 @@ def test_pfedme(beta, tmp_path):
 def test_where_the_personal_model_is_solved_the_shared_one_goes_down_the_envelope(curvature, b, w, near):
     """Of f = a / 2 (theta - b)^2 the envelope is a lambda / (a + lambda) / 2 (w - b)^2."""
     theta = w
-    for _ in range(200):
+    for _ in range(60):
         theta = theta - regularised(curvature * (theta - b), theta, w, near) / (curvature + near)
     expected = curvature * near / (curvature + near) * (w - b)
     torch.testing.assert_close(envelope_gradient(w, theta, near), expected, rtol=1e-3, atol=1e-4)
