@@ -120,7 +120,7 @@ class Envelope:
                 p.grad = envelope_gradient(w, theta, near)
 
     def resume(self) -> None:
-        """For `site.fit(…, after_step=…)`: keep the moved w, and go on from theta_i."""
+        """For `site.fit(…, after_step=…)`: keep the moved w, and let the parameters hold theta_i again."""
         self.w = [p.detach().clone() for p in self.parameters]
         for p, theta in zip(self.parameters, self.theta, strict=True):
             p.data.copy_(theta)
