@@ -13,14 +13,16 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from common import LR, ROUNDS, SAME_LR, TERMS, Row
+from common import LR, ROUNDS, SAME_LR, TERMS, Row, copy_into
 from compare import Peer, main
-from tsingz0 import Watch
+from torch import Tensor, nn
+from tsingz0 import Watch, read
 
 import fewbytes as fb
 from fewbytes.methods.fedbn import without_batch_norm
@@ -49,6 +51,34 @@ def own_head(server: Any) -> None:
     server.opt_h = torch.optim.SGD(server.head.parameters(), lr=server.server_learning_rate)
 
 
+def kept_apart(server: Any) -> None:
+    """A client's personal model of its own, where PFLlib keeps the parameters that then hold the shared one; and no
+    weight decay of 0.001."""
+    for client in server.clients:
+        client.optimizer.param_groups[0]["mu"], client.model_per = 0.0, copy.deepcopy(client.model)
+        client.optimizer.step = partial(_stepped, client, client.optimizer.step)
+
+
+def _stepped(client: Any, step: Any, *given: Any) -> Any:
+    found = step(*given)
+    copy_into(client.model_per, client.model.state_dict())
+    return found
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.reshape(-1) for p in model.parameters()])
+
+
+class SquaredNorms:
+    """torch, where the norm of a difference is squared, as in FedDyn's paper."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def norm(self, x: Tensor, p: int) -> Tensor:
+        return torch.linalg.vector_norm(x, p) ** 2
+
+
 MEANS = 1000  # at most, of classes at clients
 METHODS = {
     "separate": Row(fb.Separate(**TERMS), "Local"),
@@ -69,13 +99,27 @@ METHODS = {
                   sent="combined", same=None),
     "fedgh": Row(fb.FedGH(**TERMS), "FedGH", ("-slr", "0.01"), sent="combined",
                  same=({"server_batch": MEANS}, ()), adjust=own_head),
+    "feddyn": Row(fb.FedDyn(**TERMS, alpha=0.1, weight_decay=0.0, clip=0.0), "FedDyn", ("-al", "0.1"), sent="global"),
+    "moon": Row(fb.MOON(**TERMS, weight_decay=0.0), "MOON", ("-mu", "1", "-tau", "0.5"), sent="global"),
+    "fedala": Row(fb.FedALA(**TERMS), "FedALA", sent="combined", begins=True,
+                  same=({"portion": 1.0}, ("-s", "100"))),
+    "pfedme": Row(fb.PFedMe(**TERMS, steps=0, lambda_near=5.0, personal_lr=0.1), "pFedMe",
+                  ("-lam", "5", "-lrp", "0.1", "-K", "5", "-bt", "1"), sent="global", even=True, adjust=kept_apart),
 }  # fmt: skip
 
 
 def patches(watch: Watch) -> Iterator[Any]:
-    """Results are not written."""
-    servers = importlib.import_module("flcore.servers.serverbase")
+    """Results are not written; of what FedALA and FedDyn do on their own: reading data, and views of parameters whose
+    layout in memory has none."""
+    servers, ala, dyn = (
+        importlib.import_module(f"flcore.{name}")
+        for name in ("servers.serverbase", "clients.clientala", "clients.clientdyn")
+    )
     yield mock.patch.object(servers.Server, "save_global_model", return_value=None)
+    yield mock.patch.object(ala, "read_client_data", partial(read, watch))
+    yield mock.patch.object(dyn, "model_parameter_vector", flat)
+    if watch.same:
+        yield mock.patch.object(dyn, "torch", SquaredNorms())
 
 
 if __name__ == "__main__":
