@@ -52,17 +52,30 @@ def own_head(server: Any) -> None:
 
 
 def kept_apart(server: Any) -> None:
-    """A client's personal model of its own, where PFLlib keeps the parameters that then hold the shared one; and no
-    weight decay of 0.001."""
+    """A client's personal model of its own, where PFLlib keeps the parameters that then hold the shared one; it is
+    tested until the shared one is sent. And no weight decay of 0.001."""
     for client in server.clients:
         client.optimizer.param_groups[0]["mu"], client.model_per = 0.0, copy.deepcopy(client.model)
         client.optimizer.step = partial(_stepped, client, client.optimizer.step)
+        client.set_parameters = partial(_sent, client, client.set_parameters)
 
 
 def _stepped(client: Any, step: Any, *given: Any) -> Any:
     found = step(*given)
     copy_into(client.model_per, client.model.state_dict())
+    client.test_metrics_personalized = partial(_tested, client)
     return found
+
+
+def _tested(client: Any) -> Any:
+    client.model, shared = client.model_per, client.model
+    found, client.model = client.test_metrics(), shared
+    return found
+
+
+def _sent(client: Any, set_parameters: Any, model: nn.Module) -> None:
+    set_parameters(model)
+    vars(client).pop("test_metrics_personalized", None)
 
 
 def flat(model: nn.Module) -> Tensor:
