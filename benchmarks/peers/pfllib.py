@@ -92,6 +92,13 @@ class SquaredNorms:
         return torch.linalg.vector_norm(x, p) ** 2
 
 
+def squared_distance(server: Any) -> None:
+    """The distance in a client's loss squared, while it trains."""
+    norms = mock.patch.object(importlib.import_module("flcore.clients.clientdyn"), "torch", SquaredNorms())
+    for client in server.clients:
+        client.train = norms(client.train)
+
+
 MEANS = 1000  # at most, of classes at clients
 METHODS = {
     "separate": Row(fb.Separate(**TERMS), "Local"),
@@ -112,7 +119,8 @@ METHODS = {
                   sent="combined", same=None),
     "fedgh": Row(fb.FedGH(**TERMS), "FedGH", ("-slr", "0.01"), sent="combined",
                  same=({"server_batch": MEANS}, ()), adjust=own_head),
-    "feddyn": Row(fb.FedDyn(**TERMS, alpha=0.1, weight_decay=0.0, clip=0.0), "FedDyn", ("-al", "0.1"), sent="global"),
+    "feddyn": Row(fb.FedDyn(**TERMS, alpha=0.1, weight_decay=0.0, clip=0.0), "FedDyn", ("-al", "0.1"), sent="global",
+                  adjust=squared_distance),
     "moon": Row(fb.MOON(**TERMS, weight_decay=0.0), "MOON", ("-mu", "1", "-tau", "0.5"), sent="global"),
     "fedala": Row(fb.FedALA(**TERMS), "FedALA", sent="combined", begins=True,
                   same=({"portion": 1.0}, ("-s", "100"))),
@@ -131,8 +139,6 @@ def patches(watch: Watch) -> Iterator[Any]:
     yield mock.patch.object(servers.Server, "save_global_model", return_value=None)
     yield mock.patch.object(ala, "read_client_data", partial(read, watch))
     yield mock.patch.object(dyn, "model_parameter_vector", flat)
-    if watch.same:
-        yield mock.patch.object(dyn, "torch", SquaredNorms())
 
 
 if __name__ == "__main__":
