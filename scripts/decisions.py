@@ -38,6 +38,8 @@ TERMS = ["--set", "momentum=0"]
 ALIKE = [
     f"--set={term}" for term in ("epochs=2", "fedma.epochs=40", "fedma.layers=2", "lr=0.1", "batch=20", "momentum=0")
 ]
+EQUAL = [f"--set={term}" for term in ("epochs=2", "steps=0", "lr=0.1", "batch=20", "momentum=0")]
+"""The terms of local training that `compare all` gives every method, for one that is measured alone."""
 OWN = {"diloco": [f"--set={term}" for term in ("epochs=2", "steps=0", "lr=0.001", "batch=20")]}
 """Settings of methods whose optimiser needs another learning rate, AdamW here; the others are as for all."""
 Run = dict[str, Any]
@@ -143,7 +145,7 @@ def main() -> None:
     if asked.names:
         found = json.loads(FIGURES.read_text("utf-8"))
         for name in asked.names:
-            found[MODEL] |= measured([name], ["--model", MODEL, *TERMS, *OWN.get(name, [])])
+            found[MODEL] |= measured([name], ["--model", MODEL, *EQUAL, *OWN.get(name, [])])
         FIGURES.write_text(json.dumps(found) + "\n", "utf-8")
     elif not asked.tables:
         found = {

@@ -36,6 +36,7 @@ SLOW = {
     "data/test_data.py::test_real_data_sets[cifar10": "decodes 60,000 pictures",
     "experiments/test_evaluate.py::test_a_resumed_run": "a run, and training alone beside it",
     "experiments/test_evaluate.py::test_a_comparison": "a comparison of two methods",
+    "methods/test_feddyn_moon_fedala_pfedme.py::test_it_learns": "four trainings on real images",
     "methods/test_malicious.py::test_by_its_rule": "five systems with malicious clients, measured",
     "methods/test_poisoned.py::test_by_a_rule": "malicious clients under every rule, measured",
     "methods/test_poisoned.py::test_clipped": "malicious clients under clipping, measured",

@@ -75,7 +75,8 @@ class Row:
     the clients share, whose mean is then put into their models here. `weighted`: that mean, by samples. `norm`: the
     model has batch normalisation. `same`: changes to `ours` and further `options` with which both sides must give the
     same numbers, as far as sums of floats can; None: chance enters (generated samples). `even`: all clients have the
-    same number of samples there. `why`: what differs, for the page.
+    same number of samples there. `adjust`: replaces parts of the peer there. `begins`: fewbytes scores `sent` when a
+    round begins, so that it is the score of one more round.
     """
 
     ours: fb.Method
@@ -87,6 +88,7 @@ class Row:
     same: tuple[dict[str, Any], tuple[str, ...]] | None = ({}, ())
     even: bool = False
     adjust: Callable[[Any], None] | None = None
+    begins: bool = False
 
     @property
     def changed(self) -> bool:
@@ -146,8 +148,9 @@ def run_ours(row: Row, task: fb.Task, rounds: int, **changes: Any) -> Outcome:
         clients = [in_order(load_file(path), order) for path in saved]
     kinds = [row["scores"]["accuracy"] for row in result.rounds if row["phase"] == "round" and row["scores"]][-1]
     if isinstance(row.sent, str):
+        scored = fb.run(method, task, rounds=rounds + 1, workers=1, save_models=False) if row.begins else result
         pooled_kinds = {**kinds, "personalised": kinds.get("micro")}  # `global`: the server's test set is all clients'
-        pooled_kinds |= result.rounds[-1].get("pooled", {}).get("accuracy", {})
+        pooled_kinds |= scored.rounds[-1].get("pooled", {}).get("accuracy", {})
         sent = pooled_kinds[row.sent]
     else:
         sent = pooled([accuracy(task, i, state) for i, state in enumerate(as_sent(row, task, clients))], task)

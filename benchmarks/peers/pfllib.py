@@ -13,14 +13,16 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from common import LR, ROUNDS, SAME_LR, TERMS, Row
+from common import LR, ROUNDS, SAME_LR, TERMS, Row, copy_into
 from compare import Peer, main
-from tsingz0 import Watch
+from torch import Tensor, nn
+from tsingz0 import Watch, read
 
 import fewbytes as fb
 from fewbytes.methods.fedbn import without_batch_norm
@@ -49,6 +51,54 @@ def own_head(server: Any) -> None:
     server.opt_h = torch.optim.SGD(server.head.parameters(), lr=server.server_learning_rate)
 
 
+def kept_apart(server: Any) -> None:
+    """A client's personal model of its own, where PFLlib keeps the parameters that then hold the shared one; it is
+    tested until the shared one is sent. And no weight decay of 0.001."""
+    for client in server.clients:
+        client.optimizer.param_groups[0]["mu"], client.model_per = 0.0, copy.deepcopy(client.model)
+        client.optimizer.step = partial(_stepped, client, client.optimizer.step)
+        client.set_parameters = partial(_sent, client, client.set_parameters)
+
+
+def _stepped(client: Any, step: Any, *given: Any) -> Any:
+    found = step(*given)
+    copy_into(client.model_per, client.model.state_dict())
+    client.test_metrics_personalized = partial(_tested, client)
+    return found
+
+
+def _tested(client: Any) -> Any:
+    client.model, shared = client.model_per, client.model
+    found, client.model = client.test_metrics(), shared
+    return found
+
+
+def _sent(client: Any, set_parameters: Any, model: nn.Module) -> None:
+    set_parameters(model)
+    vars(client).pop("test_metrics_personalized", None)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.reshape(-1) for p in model.parameters()])
+
+
+class SquaredNorms:
+    """torch, where the norm of a difference is squared, as in FedDyn's paper."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def norm(self, x: Tensor, p: int) -> Tensor:
+        return torch.linalg.vector_norm(x, p) ** 2
+
+
+def squared_distance(server: Any) -> None:
+    """The distance in a client's loss squared, while it trains."""
+    norms = mock.patch.object(importlib.import_module("flcore.clients.clientdyn"), "torch", SquaredNorms())
+    for client in server.clients:
+        client.train = norms(client.train)
+
+
 MEANS = 1000  # at most, of classes at clients
 METHODS = {
     "separate": Row(fb.Separate(**TERMS), "Local"),
@@ -69,13 +119,26 @@ METHODS = {
                   sent="combined", same=None),
     "fedgh": Row(fb.FedGH(**TERMS), "FedGH", ("-slr", "0.01"), sent="combined",
                  same=({"server_batch": MEANS}, ()), adjust=own_head),
+    "feddyn": Row(fb.FedDyn(**TERMS, alpha=0.1, weight_decay=0.0, clip=0.0), "FedDyn", ("-al", "0.1"), sent="global",
+                  adjust=squared_distance),
+    "moon": Row(fb.MOON(**TERMS, weight_decay=0.0), "MOON", ("-mu", "1", "-tau", "0.5"), sent="global"),
+    "fedala": Row(fb.FedALA(**TERMS), "FedALA", sent="combined", begins=True,
+                  same=({"portion": 1.0}, ("-s", "100"))),
+    "pfedme": Row(fb.PFedMe(**TERMS, steps=0, lambda_near=5.0, personal_lr=0.1), "pFedMe",
+                  ("-lam", "5", "-lrp", "0.1", "-K", "5", "-bt", "1"), sent="global", even=True, adjust=kept_apart),
 }  # fmt: skip
 
 
 def patches(watch: Watch) -> Iterator[Any]:
-    """Results are not written."""
-    servers = importlib.import_module("flcore.servers.serverbase")
+    """Results are not written; of what FedALA and FedDyn do on their own: reading data, and views of parameters whose
+    layout in memory has none."""
+    servers, ala, dyn = (
+        importlib.import_module(f"flcore.{name}")
+        for name in ("servers.serverbase", "clients.clientala", "clients.clientdyn")
+    )
     yield mock.patch.object(servers.Server, "save_global_model", return_value=None)
+    yield mock.patch.object(ala, "read_client_data", partial(read, watch))
+    yield mock.patch.object(dyn, "model_parameter_vector", flat)
 
 
 if __name__ == "__main__":

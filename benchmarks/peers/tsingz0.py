@@ -17,6 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -60,7 +61,7 @@ class Watch:
         for client, (state, extra) in zip(server.clients, first_clients(self.row.ours, self.task), strict=True):
             self.give(client, state, extra)
             client.train = self.watched(client, client.train)
-        server.train_metrics_personalized = server.train_metrics  # Ditto's; both are only printed
+        server.train_metrics_personalized = server.train_metrics  # Ditto's, pFedMe's; all are only printed
         self.give_server(server)
         if self.same and self.row.adjust is not None:
             self.row.adjust(server)
@@ -97,16 +98,18 @@ class Watch:
 
     def accuracy(self, client: Any) -> float:
         """By the peer's own scoring of a client."""
-        correct, tested, _ = getattr(client, "test_metrics_personalized", client.test_metrics)()
+        correct, tested, *_ = getattr(client, "test_metrics_personalized", client.test_metrics)()
         return float(correct / tested)
 
     def outcome(self) -> Outcome:
         """Called when the round after the last begins, with all of the last round sent."""
         sent = pooled([self.accuracy(client) for client in self.server.clients], self.task)
-        if abs(sent - self.server.rs_test_acc[-1]) > 1e-6:
-            raise SystemExit(f"the peer's own score is {self.server.rs_test_acc[-1]}, not {sent}")
+        said = getattr(self.server, "rs_test_acc_per", self.server.rs_test_acc)[-1]
+        if abs(sent - said) > 1e-6:
+            raise SystemExit(f"the peer's own score is {said}, not {sent}")
         order = sorted(self.trained)
-        received = self.row.sent == "combined"  # fewbytes keeps such models with what was sent last in them
+        # fewbytes keeps such models with what was sent last in them
+        received = self.row.sent == "combined" and not self.row.begins
         models = [copied(self.model_of(c)) if received else self.trained[c.id][1] for c in self.server.clients]
         shared = getattr(self.server, "global_model", None)
         server = copied(shared) if self.row.sent == "global" or isinstance(self.row.ours, fb.Ditto) else None
@@ -159,12 +162,14 @@ def run_theirs(
     raise SystemExit(f"{row.algorithm} ended before round {watch.rounds}")
 
 
+def read(watch: Watch, dataset: str, client: int, is_train: bool = True, few_shot: int = 0) -> list[Any]:
+    """A client's samples, in place of the peer's files."""
+    data = watch.task.data.clients[client]
+    return list(zip(*tensors(data.train if is_train else data.test), strict=True))
+
+
 def data_patches(watch: Watch) -> Iterator[Any]:
     """Our splits in place of files; for equal batches, these are in the order of the data."""
-
-    def read(dataset: str, client: int, is_train: bool = True, few_shot: int = 0) -> list[Any]:
-        data = watch.task.data.clients[client]
-        return list(zip(*tensors(data.train if is_train else data.test), strict=True))
 
     def loader(data: Any, batch: int, drop_last: bool, shuffle: bool) -> DataLoader[Any]:
         return DataLoader(data, batch, drop_last=drop_last, shuffle=shuffle and not watch.same)
@@ -172,11 +177,11 @@ def data_patches(watch: Watch) -> Iterator[Any]:
     clients, servers = (
         importlib.import_module(f"flcore.{name}") for name in ("clients.clientbase", "servers.serverbase")
     )
-    yield mock.patch.object(clients, "read_client_data", read)
-    yield mock.patch.object(servers, "read_client_data", read)
+    yield mock.patch.object(clients, "read_client_data", partial(read, watch))
+    yield mock.patch.object(servers, "read_client_data", partial(read, watch))
     yield mock.patch.object(clients, "DataLoader", loader)
     for name in ("save_results", "train_metrics"):
-        yield mock.patch.object(servers.Server, name, return_value=([0], [1], [0]))
+        yield mock.patch.object(servers.Server, name, return_value=([0], [1], [0], [0]))
 
 
 @contextlib.contextmanager
