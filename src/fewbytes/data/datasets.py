@@ -30,6 +30,7 @@ from fewbytes.data.formats.label_lists import Uncertain, classes_by_folders, lab
 from fewbytes.data.formats.yolo import read_yolo, yolo_places
 from fewbytes.data.images import cache_folder, squared
 from fewbytes.data.masks import holds_masks, read_masks
+from fewbytes.data.natural import image_columns
 from fewbytes.data.own import is_function, own_data
 from fewbytes.data.schema import Schema
 from fewbytes.data.sources import source
@@ -153,7 +154,8 @@ def load_dataset(
         notes = (f"{len(train)} images of {len(images.classes)} classes for training, {len(test)} for testing",)
     if lists:
         notes += (f"{lists['train'].path.name} names these pictures, and is not used (--target COLUMN would use it)",)
-    return Dataset(name, train, test, images.classes, notes=(*images.notes, *notes))
+    columns = image_columns(folder)
+    return Dataset(name, train, test, images.classes, notes=(*images.notes, *notes), columns=columns)
 
 
 def client_folders(name: str) -> list[Path]:

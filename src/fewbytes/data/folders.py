@@ -39,10 +39,12 @@ Labelled = list[tuple[Path, str]]  # images and the names of their classes
 
 @dataclass(frozen=True)
 class Pictures:
-    """The labelled images of a folder by split, "train" and possibly "test", and notes on the findings."""
+    """The labelled images of a folder by split, "train" and possibly "test", notes on the findings, and each image's
+    domain or group, if there are such."""
 
     splits: dict[str, Labelled]
     notes: tuple[str, ...] = ()
+    folders: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,7 +128,10 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
     else:
         note += " and, of each class a fifth, for testing"
     note += f"; called by their folders: {listed(classes, SHOWN)}{groups}"
-    return Pictures(found, (note + _skipped(walked, passed),))
+    above = read.domains or read.groups
+    of = {path: name for parts, name in above.items() for each in there.values() for path in each.get(parts, ())}
+    folders = {split: [of[path] for path, _ in pairs] for split, pairs in found.items()} if of else {}
+    return Pictures(found, (note + _skipped(walked, passed),), folders)
 
 
 def holds_classes(folder: Path) -> bool:

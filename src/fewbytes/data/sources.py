@@ -51,7 +51,7 @@ def source(folder: Path, first: Sequence[str] = ("train",)) -> tuple[Files, Read
 
 
 def _source(folder: Path, first: Sequence[str]) -> tuple[Files, Read, Notes] | None:
-    if parquet := _parquet_files(folder, first):
+    if parquet := parquet_files(folder, first):
         return parquet, partial(_read_parquet, folder, parquet), ()
     if pictures := labelled_images(folder, only_test="train" not in first):
         by_class: Files = {}
@@ -64,7 +64,7 @@ def _source(folder: Path, first: Sequence[str]) -> tuple[Files, Read, Notes] | N
     return None
 
 
-def _parquet_files(folder: Path, first: Sequence[str] = ("train",)) -> Files:
+def parquet_files(folder: Path, first: Sequence[str] = ("train",)) -> Files:
     """The Parquet files of the first place that has a split named as one of `first`; empty if there is none."""
 
     def splits(place: Path) -> Files:

@@ -34,6 +34,7 @@ from fewbytes.data import (
 )
 from fewbytes.data.channels import channel_figures
 from fewbytes.data.datasets import HOST
+from fewbytes.data.natural import words
 from fewbytes.data.schema import USUAL_MARKS
 from fewbytes.data.settings import USED_BY
 from fewbytes.data.split import ungrouped
@@ -61,6 +62,8 @@ class Loaded:
     """What servers and nodes must agree on."""
     data: DataSettings
     """The settings, with class names and the meaning of columns."""
+    partition: Partition
+    """The settings, with the number of clients."""
     model: ModelSettings
     """The settings, with the statistics of a normalisation."""
     tokenizer: Any = None
@@ -84,13 +87,14 @@ def _split(reader: Reader, partition: Partition) -> Loaded:
         name = "class_names" if how.client_data is None else "--client-data"
         raise UserError(f"{name} is for clients with their own data: add --partition local")
     kind = "flwr:<Partitioner>" if partition.partition.startswith("flwr:") else partition.partition
+    reader.settings = _without_column(how, partition.column)
     for key, users in USED_BY.items():
         if kind not in users and getattr(partition, key) != DECLARED[key].default:
             raise UserError(
                 f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
             )
     dataset, public = reader.part(reader.dataset(how.dataset)), None
-    kept = _with_schema(how, dataset)
+    kept = _with_schema(how if dataset.schema is None else reader.settings, dataset)
     # the key is part of a run's fingerprint: with another wording, earlier runs could not be resumed
     agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
     if partition.test != "own-share":
@@ -101,7 +105,23 @@ def _split(reader: Reader, partition: Partition) -> Loaded:
         figures = Normalisation.of(*channel_figures(dataset.train))
         model = dataclasses.replace(model, normalise=figures)  # these are kept: no need to compute again
     federated = dataclasses.replace(federate(dataset, partition, model.seed), public=public)
-    return reader.loaded(federated, agreed, kept, model)
+    for key in ("label_noise", "shift"):
+        if (value := getattr(partition, key)) is not None:
+            agreed[key] = str(value)
+    if (column := partition.column) is not None:
+        left = len(dataset.test) - sum(len(client.test) for client in federated.clients)
+        reader.note(words(federated.names, column, left if partition.test == "own-share" else 0))
+        partition = dataclasses.replace(partition, clients=len(federated.clients))
+    return reader.loaded(federated, agreed, (kept, partition, model))
+
+
+def _without_column(how: DataSettings, column: str | None) -> DataSettings:
+    """The settings, by which a table's column that names the clients is no feature, unless `columns` names it."""
+    if not column or how.schema is not None or how.text is not None or column in (how.columns or ()):
+        return how
+    if column in (how.leave_out or ()) or column == how.group:
+        return how
+    return dataclasses.replace(how, leave_out=[*(how.leave_out or ()), column])
 
 
 def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> Loaded:
@@ -135,7 +155,7 @@ def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> L
     agreed = {} if like.learns == "tokens" else {"classes": json.dumps(names)}
     agreed |= {"shape of a sample": str(test.shape)}
     agreed |= {} if like.schema is None else {"columns": like.schema.text()}
-    return reader.loaded(federated, agreed, kept, model)
+    return reader.loaded(federated, agreed, (kept, partition, model))
 
 
 class Reader:
@@ -147,11 +167,18 @@ class Reader:
         self._notes: list[str] = []
 
     def loaded(
-        self, federated: FederatedData, agreed: Mapping[str, str], data: DataSettings, model: ModelSettings
+        self,
+        federated: FederatedData,
+        agreed: Mapping[str, str],
+        settings: tuple[DataSettings, Partition, ModelSettings],
     ) -> Loaded:
         """What was read, and what servers and nodes with text must agree on in addition."""
         of_text = {} if self._tokenizer is None else {TOKENIZER: tokenizer_digest(self._tokenizer)}
-        return Loaded(federated, of_text | dict(agreed), data, model, self._tokenizer, tuple(self._notes))
+        return Loaded(federated, of_text | dict(agreed), *settings, self._tokenizer, tuple(self._notes))
+
+    def note(self, text: str) -> None:
+        """Note a finding."""
+        self._notes.append(text)
 
     def client(self, place: str, client: Id, settings: DataSettings) -> Dataset:
         """A client's own dataset, with the class names and columns of these settings."""

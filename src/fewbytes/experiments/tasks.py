@@ -90,18 +90,11 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None, terms: TermsO
     check_device(experiment.model.device)
     if experiment.build_method().promises.describes:
         return Found(experiment, survey_task(experiment, here, terms or (lambda client: SiteTerms())))
-    loaded = load(experiment.data, experiment.partition, experiment.model, here)
+    loaded = clients_data(experiment, here)
     agreed = loaded.agreed
-    federated = loaded.federated
-    if share := experiment.learning.validation:
-        if federated.learns == "boxes":
-            raise UserError("detectors are scored on the server's test data alone: leave validation out")
-        apart = experiment.partition.partition == "local"  # a server has none of the clients' data
-        federated = hold_out(federated, share, experiment.model.seed, apart)
-        agreed = {**agreed, "validation": str(share)}
-    data = with_transforms(federated, AUGMENTATIONS[loaded.data.augment], loaded.data.backdoor)
+    data = with_transforms(loaded.federated, AUGMENTATIONS[loaded.data.augment], loaded.data.backdoor)
     model = dataclasses.replace(loaded.model, model=_model_name(experiment, data))
-    experiment = dataclasses.replace(experiment, data=loaded.data, model=model)
+    experiment = dataclasses.replace(experiment, data=loaded.data, partition=loaded.partition, model=model)
     build = _builder(model, data)
     _check_samples(build, data, loaded)
     if build.normalisation is not None:
@@ -113,6 +106,18 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None, terms: TermsO
     method = experiment.build_method()
     task = method.promising(task, experiment.run.dp, method.planned_rounds(experiment.run.rounds))
     return Found(experiment, task, loaded.notes)
+
+
+def clients_data(experiment: Experiment, here: Sequence[Id] | None = None) -> Loaded:
+    """The clients' data, with those held out for validation. `here`: as in `find`. Raises UserError."""
+    loaded = load(experiment.data, experiment.partition, experiment.model, here)
+    if not (share := experiment.learning.validation):
+        return loaded
+    if loaded.federated.learns == "boxes":
+        raise UserError("detectors are scored on the server's test data alone: leave validation out")
+    apart = experiment.partition.partition == "local"  # a server has none of the clients' data
+    federated = hold_out(loaded.federated, share, experiment.model.seed, apart)
+    return dataclasses.replace(loaded, federated=federated, agreed={**loaded.agreed, "validation": str(share)})
 
 
 def _model_name(experiment: Experiment, data: FederatedData) -> str:
