@@ -11,6 +11,7 @@ from fewbytes.cli.endings import ending
 from fewbytes.cli.federation import federation, node
 from fewbytes.cli.machines import deploy
 from fewbytes.cli.more import doctor, new, reproduce
+from fewbytes.cli.partition import partition
 from fewbytes.cli.runs import compare, methods, plan, run
 from fewbytes.cli.surveys import survey
 from fewbytes.cli.watching import status
@@ -22,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for each in (
-    *(methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor),
+    *(methods, run, deploy, compare, plan, partition, reproduce, report, probe, attack, export, encode, decode, doctor),
     *(audit, statement, check, status, evaluate, survey),
 ):
     app.command()(each)

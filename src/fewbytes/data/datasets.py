@@ -65,6 +65,7 @@ def load_dataset(
     only_test: bool = False,
     schema: Schema | None = None,
     uncertain: Uncertain = "refuse",
+    apart: bool = True,
 ) -> Dataset:
     """Load the data set called `name`.
 
@@ -89,8 +90,9 @@ def load_dataset(
     COCO's format (`coco:<path>`, or any with `annotations/instances_*.json`) is read by `read_coco`, letter-boxed to
     `image_size` (default: SIZE). `schema` is the meaning of a table's columns, or only what is requested of them
     (`read_table`); `uncertain` the treatment of images' uncertain labels. With `only_test` a folder may lack training
-    samples. Raises UserError if the data set is missing, has no labels or a link out of its folder, if images differ in
-    size or cannot be decoded, or if a table does not fit the schema.
+    samples. `apart`: a test split that is split off has no group of a folder in common with training. Raises UserError
+    if the data set is missing, has no labels or a link out of its folder, if images differ in size or cannot be
+    decoded, or if a table does not fit the schema.
 
     >>> from fewbytes.data import load_dataset
     >>> digits = load_dataset("digits")
@@ -128,7 +130,7 @@ def load_dataset(
         return read_arrays(name, folder, only_test)
     if folder.is_file():
         raise UserError(f"{folder} is not a table: it cannot be read as Parquet, or holds images: name its folder")
-    images_in, untrained = source(folder), False
+    images_in, untrained = source(folder, apart=apart), False
     if images_in is None and only_test:
         images_in, untrained = source(folder, TEST_NAMES), True
     if images_in is None:
@@ -154,7 +156,7 @@ def load_dataset(
         notes = (f"{len(train)} images of {len(images.classes)} classes for training, {len(test)} for testing",)
     if lists:
         notes += (f"{lists['train'].path.name} names these pictures, and is not used (--target COLUMN would use it)",)
-    columns = image_columns(folder)
+    columns = image_columns(folder, apart)
     return Dataset(name, train, test, images.classes, notes=(*images.notes, *notes), columns=columns)
 
 

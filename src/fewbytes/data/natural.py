@@ -45,13 +45,13 @@ def column_values(table: Table, column: str, kept: NDArray[np.bool_]) -> Values:
     return np.array([*texts, ""])[codes[kept]]
 
 
-def image_columns(folder: Path) -> Columns:
-    """The columns of a folder of images: of its Parquet files, or FOLDERS of its class folders."""
+def image_columns(folder: Path, apart: bool) -> Columns:
+    """The columns of a folder of images: of its Parquet files; or FOLDERS, of class folders, read as `apart` says."""
 
     def values(column: str) -> tuple[Values, Values]:
         if files := parquet_files(folder):
             found = {split: _of_files(paths, column) for split, paths in files.items()}
-        elif column == FOLDERS and (pictures := labelled_images(folder)) is not None and pictures.folders:
+        elif column == FOLDERS and (pictures := labelled_images(folder, apart=apart)) is not None and pictures.folders:
             found = {split: np.array(names) for split, names in pictures.folders.items()}
         else:
             raise UserError(

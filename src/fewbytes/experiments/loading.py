@@ -33,6 +33,7 @@ from fewbytes.data import (
     with_public,
 )
 from fewbytes.data.channels import channel_figures
+from fewbytes.data.clients import FOLDERS
 from fewbytes.data.datasets import HOST
 from fewbytes.data.natural import words
 from fewbytes.data.schema import USUAL_MARKS
@@ -77,17 +78,16 @@ def load(data: DataSettings, partition: Partition, model: ModelSettings, here: S
     machine; None: all. Raises UserError."""
     if partition.partition == "local":
         return _local(Reader(data, model), partition, here)
-    return _split(Reader(data, model), partition)
+    return _split(Reader(data, model, partition.column), partition)
 
 
 def _split(reader: Reader, partition: Partition) -> Loaded:
     """The dataset split among clients; servers and nodes all split it."""
-    how, model = reader.settings, reader.model
+    how, model = reader.asked, reader.model
     if how.client_data is not None or how.class_names is not None:
         name = "class_names" if how.client_data is None else "--client-data"
         raise UserError(f"{name} is for clients with their own data: add --partition local")
     kind = "flwr:<Partitioner>" if partition.partition.startswith("flwr:") else partition.partition
-    reader.settings = _without_column(how, partition.column)
     for key, users in USED_BY.items():
         if kind not in users and getattr(partition, key) != DECLARED[key].default:
             raise UserError(
@@ -159,10 +159,12 @@ def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> L
 
 
 class Reader:
-    """Reads datasets as the settings say, and keeps the tokenizer and the notes of all that it read."""
+    """Reads datasets as the settings say, and keeps the tokenizer and the notes of all that it read. `column`: that
+    names the clients (`Partition.column`), and is no feature."""
 
-    def __init__(self, settings: DataSettings, model: ModelSettings) -> None:
-        self.settings, self.model = settings, model
+    def __init__(self, settings: DataSettings, model: ModelSettings, column: str | None = None) -> None:
+        self.asked, self.settings, self.model = settings, _without_column(settings, column), model
+        self._apart = column != FOLDERS  # each of the folders is for training and for testing
         self._tokenizer: Any = None
         self._notes: list[str] = []
 
@@ -217,7 +219,7 @@ class Reader:
             raise UserError(
                 f"{name} is a table, and {models[0]} reads text: give the column with the text (--text COLUMN)"
             )
-        dataset = load_dataset(name, how.image_size, only_test, schema, how.uncertain)
+        dataset = load_dataset(name, how.image_size, only_test, schema, how.uncertain, self._apart)
         if how.uncertain != "refuse" and not dataset.listed:
             raise UserError(f"uncertain is for images with a table of labels, and {name} has none: leave it out")
         if how.masks and dataset.learns != "boxes":
