@@ -47,7 +47,7 @@ def run(
     Example: `fewbytes run fedpurin --dataset digits --clients 10 --alpha 0.3 --rounds 5 --set batch=20`
     """
     from fewbytes.experiments.new_folders import new_folder, unless_refused
-    from fewbytes.experiments.prepared import PreparedRun
+    from fewbytes.experiments.prepared import PreparedRun, check_alone
     from fewbytes.experiments.run_folders import resumed
     from fewbytes.federation.endpoint import of_run, serving
     from fewbytes.methods import short_name
@@ -60,6 +60,9 @@ def run(
     with standard_output_for(as_json), naming(allow, resume, settings.get("ray_address", "")):
         if resume is not None:
             settings = resumed(resume, settings, from_round)
+        for text in watch or ():
+            watcher_of(text, "")  # refused before the data are loaded
+        check_alone(settings)
         job = PreparedRun(settings)
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
@@ -94,8 +97,9 @@ def compare(
     Example: `fewbytes compare fedavg fedpurin separate --dataset digits --rounds 5 --set epochs=2`
     """
     from fewbytes.experiments.compare import compare as compare_methods
+    from fewbytes.methods import canonical
 
-    names = list(dict.fromkeys(methods or USUAL))
+    names = list(dict.fromkeys(map(canonical, methods or USUAL)))
     if "all" in names and len(names) > 1:
         raise UserError(f"all stands for every method: leave out {', '.join(n for n in names if n != 'all')}")
     if resume is not None and (methods or settings):
@@ -156,10 +160,10 @@ def methods(
     """
     from fewbytes.cli.methods import all_of, one
     from fewbytes.experiments.catalogue import about
-    from fewbytes.methods import METHODS, method_class
+    from fewbytes.methods import METHODS, canonical, method_class
 
     if name is not None:
-        found = [about(name, method_class(name))]
+        found = [about(canonical(name), method_class(name))]
     else:
         found = []
         for each in METHODS:

@@ -80,11 +80,6 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     if partition.column is not None:
         return _changed(_natural(dataset, partition, seed), partition, seed)
     if not newcomers:
-        given = (partition.known_classes, partition.newcomer_classes, partition.newcomers_a_round)
-        if partition.stay or any(each is not None for each in given):
-            raise UserError(
-                "known_classes, newcomer_classes, newcomers_a_round and stay need newcomers: give their number"
-            )
         return _changed(_federated(dataset, *split(range(groups), clients, seed)), partition, seed)
     if arrival < 2:
         raise UserError(f"newcomers cannot join in round {arrival}: choose round 2 or later")
@@ -111,8 +106,6 @@ def _natural(dataset: Dataset, partition: Partition, seed: int) -> FederatedData
     usual = Partition.declared()["clients"].default
     if partition.clients not in (len(names), usual):
         raise UserError(f"{described(column)} has {len(names)} values, so {len(names)} clients: leave clients out")
-    if partition.partition_options:
-        raise UserError(f"partition {partition.partition} takes no options: leave them out")
     labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
     train, test = _cut_to(partition, train, test)
     data = _federated(dataset, train, _tested(partition, labels[0], train, labels[1], test, seed))
@@ -187,9 +180,6 @@ def _split_indices(
     """`federate` on labels, all of `classes`: per client the indices of its training and test samples."""
     name, clients = partition.partition, partition.clients
     samples, options = partition.samples, partition.partition_options
-    takes = name == "quantity" or (name == "dirichlet" and not samples)
-    if options and not (name.startswith("flwr:") or (takes and set(options) == {"min_samples"})):
-        raise UserError(f"partition {name!r} does not take these options: {', '.join(options)}; leave them out")
     rng = RandomState(seed)
     if name == "dirichlet" and samples:
         train, test = (

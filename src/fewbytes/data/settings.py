@@ -12,8 +12,8 @@ from fewbytes.base.settings import Group, Text, reads_text, setting, whole_numbe
 from fewbytes.data.clients import FOLDERS
 from fewbytes.data.shift import Shift
 
-PARTITIONS = ("balanced", "dirichlet", "folders", "iid", "main-category", "pathological", "quantity", "shards")
-"""The partitions `federate` knows by name, besides `column:<name>` and `flwr:<Name>`."""
+PARTITIONS = ("balanced", "dirichlet", "iid", "main-category", "pathological", "quantity", "shards")
+"""The partitions `federate` knows by name, besides `column:<name>`, `folders` and `flwr:<Name>`."""
 COLUMN = "column:"
 USED_BY = {
     "alpha": ("dirichlet", "quantity", "flwr:<Partitioner>"),
@@ -53,8 +53,8 @@ class Partition(Group):
 
     partition: str = setting(
         "dirichlet",
-        f"Partition: {', '.join(PARTITIONS)}, column:<name> (a client per value), flwr:<Partitioner>, or local (each "
-        "client has its own data).",
+        f"Partition: {', '.join(PARTITIONS)}, column:<name> (a client per value), folders (a client per "
+        "folder of a domain or group), flwr:<Partitioner>, or local (each client has its own data).",
         metavar="NAME",
     )
     clients: Count = setting(10, "Number of clients (partitions column and folders: as many as there are values).")
@@ -114,11 +114,22 @@ class Partition(Group):
         """As in `Group`; raises UserError for an unknown partition, too."""
         super().__post_init__()
         name = self.partition
-        if name not in (*PARTITIONS, "local") and not name.startswith("flwr:") and not self.column:
+        if name not in (*PARTITIONS, "local", "folders") and not name.startswith("flwr:") and not self.column:
             raise UserError(
                 f"unknown partition {name!r}{suggestion(name, PARTITIONS)}; "
-                f"there are {', '.join(PARTITIONS)}, column:<name> for a client per value of a column, flwr:<Name> for "
-                "those of flwr-datasets, and local for data of each client's own"
+                f"there are {', '.join(PARTITIONS)}, column:<name> for a client per value of a column, folders for one "
+                "per folder of a domain or group, flwr:<Name> for those of flwr-datasets, and local for data of each client's own"
+            )
+        options = self.partition_options
+        takes = name == "quantity" or (name == "dirichlet" and not self.samples)
+        if options and not (name.startswith("flwr:") or (takes and set(options) == {"min_samples"})):
+            raise UserError(f"partition {name!r} does not take these options: {', '.join(options)}; leave them out")
+        if takes and not (isinstance(least := options.get("min_samples", 1), int) and least > 0):
+            raise UserError(f"min_samples is a whole number above 0, not {least!r}")
+        given = (self.known_classes, self.newcomer_classes, self.newcomers_a_round)
+        if not self.newcomers and (self.stay or any(each is not None for each in given)):
+            raise UserError(
+                "known_classes, newcomer_classes, newcomers_a_round and stay need newcomers: give their number"
             )
         if self.column is not None and self.newcomers:
             raise UserError(f"partition {name} makes no newcomers: leave newcomers out, or use another partition")

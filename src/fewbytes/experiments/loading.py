@@ -26,7 +26,6 @@ from fewbytes.data import (
     holds_table,
     holds_text,
     is_function,
-    load_dataset,
     load_text,
     masks_of_boxes,
     own_data,
@@ -34,7 +33,7 @@ from fewbytes.data import (
 )
 from fewbytes.data.channels import channel_figures
 from fewbytes.data.clients import FOLDERS
-from fewbytes.data.datasets import HOST
+from fewbytes.data.datasets import HOST, load_dataset
 from fewbytes.data.natural import words
 from fewbytes.data.schema import USUAL_MARKS
 from fewbytes.data.settings import USED_BY
@@ -186,7 +185,8 @@ class Reader:
         """A client's own dataset, with the class names and columns of these settings."""
         with of_data():
             if is_function(place):
-                return self.part(own_data(place, client, settings.class_names))
+                own = own_data(place, client, settings.class_names)
+                return self.part(dataclasses.replace(own, notes=tuple(f"client {client}: {n}" for n in own.notes)))
             return _in_one_group(self.part(self.dataset(place, schema=schema_of_settings(settings))))
 
     def server(self) -> Dataset:

@@ -10,7 +10,8 @@ from typing import Any
 
 from fewbytes.base.errors import UserError, listed, suggestion
 from fewbytes.core.devices import check_device
-from fewbytes.core.objective import ClassWeights, Objective
+from fewbytes.core.known_metrics import check_metrics_named
+from fewbytes.core.objective import ClassWeights
 from fewbytes.core.objectives import objective_for
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
@@ -21,12 +22,12 @@ from fewbytes.experiments.loading import TOKENIZER, Loaded, load
 from fewbytes.experiments.settings import Experiment
 from fewbytes.experiments.surveying import TermsOf, survey_task
 from fewbytes.models.adapters import Adapters
-from fewbytes.models.build import ModelBuilder
+from fewbytes.models.build import ModelBuilder, check_models_named
 from fewbytes.models.builders import convolutional
 from fewbytes.models.hugging_face import PREFIX, check_tokenizer
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.normalisation import Normalisation
-from fewbytes.models.pretrained import check_fits, read_pretrained
+from fewbytes.models.pretrained import Pretrained, check_fits, read_pretrained
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher
@@ -90,6 +91,7 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None, terms: TermsO
     check_device(experiment.model.device)
     if experiment.build_method().promises.describes:
         return Found(experiment, survey_task(experiment, here, terms or (lambda client: SiteTerms())))
+    pretrained = _checked(experiment.model, experiment.learning)
     loaded = clients_data(experiment, here)
     agreed = loaded.agreed
     data = with_transforms(loaded.federated, AUGMENTATIONS[loaded.data.augment], loaded.data.backdoor)
@@ -101,11 +103,22 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None, terms: TermsO
         agreed = {**agreed, "normalisation": str(build.normalisation)}
     if experiment.learning.positive is not None:
         agreed = {**agreed, "positive": experiment.learning.positive}
-    task = _task(build, model, data, agreed, _objective(experiment.learning, data))
+    task = _task(build, model, data, agreed, _objective(experiment.learning, data) | {"pretrained": pretrained})
     _check_models(build, task, experiment)
     method = experiment.build_method()
     task = method.promising(task, experiment.run.dp, method.planned_rounds(experiment.run.rounds))
     return Found(experiment, task, loaded.notes)
+
+
+def _checked(model: ModelSettings, learning: LearningSettings) -> Pretrained | None:
+    """The pretrained weights, if any. Raises UserError for names of models and metrics that there are not, before the
+    data are loaded."""
+    if model.kgf and model.lora:
+        raise UserError("kgf generates the kernels that lora would freeze: leave one of them out")
+    if model.model is not None:
+        check_models_named(model.model)
+    check_metrics_named(learning.metrics or (), learning.positive is not None)
+    return None if model.weights is None else read_pretrained(model.weights)
 
 
 def clients_data(experiment: Experiment, here: Sequence[Id] | None = None) -> Loaded:
@@ -129,8 +142,6 @@ def _model_name(experiment: Experiment, data: FederatedData) -> str:
 
 
 def _builder(model: ModelSettings, data: FederatedData) -> ModelBuilder:
-    if model.kgf and model.lora:
-        raise UserError("kgf generates the kernels that lora would freeze: leave one of them out")
     normalisation = _normalisation(model.normalise, data)
     kernels = Kernels(model.kgf, model.seed) if model.kgf else None
     return ModelBuilder(str(model.model), data.test.shape, len(data.classes), kernels, normalisation, data.learns)
@@ -156,7 +167,7 @@ def _check_samples(build: ModelBuilder, data: FederatedData, loaded: Loaded) -> 
             raise UserError(f"{name} takes tokens or images, and {loaded.data.dataset} holds numbers: use mlp")
 
 
-def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Objective]:
+def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Any]:
     """The objective, if it is not the default for the data. Raises UserError."""
     metrics, weights, positive = learning.metrics, learning.class_weights, learning.positive
     if metrics is None and weights is None and positive is None:
@@ -164,6 +175,11 @@ def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Obj
     if data.learns == "boxes":
         raise UserError("detectors have their own loss and COCO's metrics: leave metrics and class_weights out")
     given: ClassWeights | None = None if weights is None else weights.each or "balanced"
+    if positive is not None and data.learns != "classes":
+        raise UserError(
+            f"positive names one of several classes, and the targets here are {data.learns}: leave it out, or have "
+            "another column predicted (target)"
+        )
     if positive is not None and positive not in data.classes:
         raise UserError(
             f"positive: there is no class {positive!r}{suggestion(positive, data.classes)}; there are "
@@ -178,21 +194,20 @@ def _task(
     model: ModelSettings,
     data: FederatedData,
     agreed: Mapping[str, str],
-    objective: Mapping[str, Objective],
+    more: Mapping[str, Any],
 ) -> Task:
     """The task, after checking that its models can be built. Raises UserError."""
     splits = [data.test, *(client.train for client in data.clients)]
     task = Task.on(
         data,
         build,
-        **objective,
+        **more,
         **({} if any(map(len, splits)) else {"sample": data.test.blank()}),  # a server without a table of its own
         agreed=agreed,
         seed=model.seed,
         precision=model.precision,
         device=model.device,
         recalibrate=model.recalibrate,
-        pretrained=None if model.weights is None else read_pretrained(model.weights),
         lora=None if model.lora is None else Adapters(model.lora),
     )
     try:
