@@ -152,13 +152,14 @@ def methods(
         str | None,
         typer.Argument(help="Method to describe: a name, or package.module:Class.", autocompletion=method_names),
     ] = None,
+    bibtex: Annotated[bool, typer.Option("--bibtex", help="Print the papers to cite, as BibTeX.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List all methods, or show one method's paper, idea, cost and parameters.
 
     Example: `fewbytes methods fedpurin`
     """
-    from fewbytes.cli.methods import all_of, one
+    from fewbytes.cli.methods import all_of, cited, one
     from fewbytes.experiments.catalogue import about
     from fewbytes.methods import METHODS, canonical, method_class
 
@@ -171,7 +172,15 @@ def methods(
                 found.append(about(each, METHODS[each]))
             except UserError as error:  # of another package
                 note(str(error))
-    if as_json:
+    if bibtex and as_json:
+        raise UserError("--json has the papers, too: leave --bibtex out")
+    if bibtex:
+        entries = cited(found)
+        for text in entries:
+            print(text, end="\n\n")
+        if name is not None and not entries:
+            note(f"{found[0].name} states no paper to cite: {found[0].paper or 'its file has no docstring'}")
+    elif as_json:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
     else:
         printed.print(all_of(found) if name is None else one(found[0]))

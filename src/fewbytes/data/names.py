@@ -26,7 +26,7 @@ from fewbytes.data.transforms import (
 )
 from fewbytes.data.validation import hold_out
 
-load_dataset = in_python()(load)
+load_dataset = in_python("schema=Schema({})")(load)
 
 __all__ = [
     "AUGMENTATIONS",

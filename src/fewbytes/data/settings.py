@@ -118,7 +118,8 @@ class Partition(Group):
             raise UserError(
                 f"unknown partition {name!r}{suggestion(name, PARTITIONS)}; "
                 f"there are {', '.join(PARTITIONS)}, column:<name> for a client per value of a column, folders for one "
-                "per folder of a domain or group, flwr:<Name> for those of flwr-datasets, and local for data of each client's own"
+                "per folder of a domain or group, flwr:<Name> for those of flwr-datasets, and local for data of each "
+                "client's own"
             )
         options = self.partition_options
         takes = name == "quantity" or (name == "dirichlet" and not self.samples)
