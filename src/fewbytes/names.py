@@ -11,7 +11,7 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.task import Task
-from fewbytes.core.training import Local
+from fewbytes.core.training import Hooks, Local
 from fewbytes.experiments.run import run
 from fewbytes.methods import METHODS
 from fewbytes.methods.parts.clustered import Clustered
@@ -33,6 +33,7 @@ __all__ = [
     "Dense",
     "FewbytesError",
     "FrameError",
+    "Hooks",
     "Id",
     "Images",
     "Ledger",

@@ -13,6 +13,7 @@ from fewbytes.cli.machines import deploy
 from fewbytes.cli.more import doctor, new, reproduce
 from fewbytes.cli.partition import partition
 from fewbytes.cli.runs import compare, methods, plan, run
+from fewbytes.cli.schemas import schema
 from fewbytes.cli.surveys import survey
 from fewbytes.cli.watching import status
 
@@ -24,7 +25,7 @@ app = typer.Typer(
 )
 for each in (
     *(methods, run, deploy, compare, plan, partition, reproduce, report, probe, attack, export, encode, decode, doctor),
-    *(audit, statement, check, status, evaluate, survey),
+    *(audit, statement, check, status, evaluate, survey, schema),
 ):
     app.command()(each)
 app.command("inspect")(inspect_file)

@@ -35,6 +35,7 @@ COMMANDS = {
     "More": {
         "reproduce": "reproduce a paper's table, with the paper's figures beside ours",
         "new": "write the files of a new project, or of a new method",
+        "schema": "print the JSON schema of what a command prints with --json",
         "doctor": "check what is installed and what works",
     },
 }

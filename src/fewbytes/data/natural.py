@@ -39,6 +39,8 @@ def by_value(train: Values, test: Values, what: str) -> tuple[tuple[str, ...], l
 
 def column_values(table: Table, column: str, kept: NDArray[np.bool_]) -> Values:
     """A table's column as texts, of the `kept` rows. Raises UserError if there is no such column."""
+    if column == FOLDERS:
+        raise UserError(f"{table.where} is a table, without folders: use column:NAME as partition")
     if column not in table.names:
         raise no_column(table.where, column, [*table.names], "name one that is there (--partition column:NAME)")
     codes, texts = table.categories(column)
@@ -79,7 +81,7 @@ def folder_names(name: str, names: Values) -> Columns:
 def _of_files(paths: list[Path], column: str) -> Values:
     where = str(paths[0])
     if column == FOLDERS:
-        raise UserError(f"{where} is a Parquet file, without folders: use --partition column:NAME")
+        raise UserError(f"{where} is a Parquet file, without folders: use column:NAME as partition")
     if column not in (names := pq.read_schema(paths[0]).names):
         raise no_column(where, column, names, "name one that is there (--partition column:NAME)")
     texts = [text for path in paths for text in read_parquet(path, [column]).column(0).to_pylist()]
