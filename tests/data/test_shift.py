@@ -11,9 +11,12 @@ from PIL import Image
 
 from fewbytes.base.errors import UserError
 from fewbytes.data import ClientData, FederatedData, Partition, Split, federate, hold_out, load_dataset, table
+from fewbytes.data.datasets import Splitting
 from fewbytes.data.datasets import load_dataset as read
 from fewbytes.data.partition import quantity
 from fewbytes.data.shift import Shift, with_label_noise, with_shift
+from fewbytes.experiments.groups import DataSettings, ModelSettings
+from fewbytes.experiments.loading import load
 
 
 def hospitals(rows: int = 120) -> dict[str, list[object]]:
@@ -86,11 +89,22 @@ def pictures(folder: Path, domains: list[str], classes: list[str], each: int = 6
 def test_each_folder_of_a_domain_or_a_group_is_a_client(tmp_path, domains):
     """Groups, too, have samples for training and for testing then."""
     folder = pictures(tmp_path / "pacs", domains, ["cat", "dog"])
-    data = federate(read(str(folder), apart=False), Partition("folders"))
+    data = federate(read(str(folder), splitting=Splitting(apart=False)), Partition("folders"))
     assert data.names == tuple(domains)
     assert sum(len(client.train) + len(client.test) for client in data.clients) == 12 * len(domains)
     assert all(len(client.train) for client in data.clients)
     assert sum(len(client.test) for client in data.clients) == len(data.test) > 0
+
+
+def test_a_partition_that_cannot_be_is_found_before_images_are_decoded(tmp_path, monkeypatch):
+    folder = pictures(tmp_path / "pictures", ["."], ["cat", "dog"])
+    (folder / "cat" / "0.png").write_bytes(b"no picture")
+    monkeypatch.setenv("FEWBYTES_CACHE", str(tmp_path / "cache"))
+    settings, model = DataSettings(dataset=str(folder)), ModelSettings()
+    with pytest.raises(UserError, match="11 clients but 10 training samples"):
+        load(settings, Partition("iid", clients=11), model, None)
+    with pytest.raises(UserError, match=r"0\.png is not a readable image"):
+        load(settings, Partition("iid", clients=2), model, None)
 
 
 def test_folders_without_domains_name_no_clients(tmp_path):

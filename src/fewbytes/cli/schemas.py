@@ -92,7 +92,8 @@ class Score(KindOfScore):
 
 
 class RunResult(TypedDict):
-    """result.json of a run. Bytes are of all clients together; `nominal` ones are those that papers count."""
+    """result.json of a run. Bytes are of all clients together; `nominal` ones are those that papers count,
+    `value` ones those of values in these."""
 
     method: str
     parameters: dict[str, Any]
@@ -115,6 +116,14 @@ class RunResult(TypedDict):
     seconds: float
     peak_memory_bytes: int
     versions: dict[str, str]
+    uplink_value_bytes: int
+    downlink_value_bytes: int
+    majority_class_accuracy: dict[str, float]
+    global_model: NotRequired[dict[str, Any]]
+    guessing: NotRequired[dict[str, dict[str, float]]]
+    rarest_class: NotRequired[dict[str, int]]
+    sample_shape: NotRequired[list[int]]
+    classes: NotRequired[int]
     dataset: NotRequired[str]
     model: NotRequired[str | None]
     partition: NotRequired[str]

@@ -33,7 +33,7 @@ from fewbytes.data import (
 )
 from fewbytes.data.channels import channel_figures
 from fewbytes.data.clients import FOLDERS
-from fewbytes.data.datasets import HOST, load_dataset
+from fewbytes.data.datasets import HOST, Splitting, load_dataset
 from fewbytes.data.natural import words
 from fewbytes.data.schema import USUAL_MARKS
 from fewbytes.data.settings import USED_BY
@@ -77,7 +77,7 @@ def load(data: DataSettings, partition: Partition, model: ModelSettings, here: S
     machine; None: all. Raises UserError."""
     if partition.partition == "local":
         return _local(Reader(data, model), partition, here)
-    return _split(Reader(data, model, partition.column), partition)
+    return _split(Reader(data, model, partition), partition)
 
 
 def _split(reader: Reader, partition: Partition) -> Loaded:
@@ -158,12 +158,15 @@ def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> L
 
 
 class Reader:
-    """Reads datasets as the settings say, and keeps the tokenizer and the notes of all that it read. `column`: that
-    names the clients (`Partition.column`), and is no feature."""
+    """Reads datasets as the settings say, and keeps the tokenizer and the notes of all that it read. `partition`: how a
+    dataset will be split. A column that names the clients is no feature."""
 
-    def __init__(self, settings: DataSettings, model: ModelSettings, column: str | None = None) -> None:
+    def __init__(self, settings: DataSettings, model: ModelSettings, partition: Partition | None = None) -> None:
+        column = None if partition is None else partition.column
         self.asked, self.settings, self.model = settings, _without_column(settings, column), model
-        self._apart = column != FOLDERS  # each of the folders is for training and for testing
+        plain = None if partition is None else dataclasses.replace(partition, shift=None)
+        check = None if plain is None else lambda labels: federate(self._used(labels), plain, model.seed)
+        self._splitting = Splitting(column != FOLDERS, check)  # each of the folders is for training and for testing
         self._tokenizer: Any = None
         self._notes: list[str] = []
 
@@ -204,6 +207,9 @@ class Reader:
     def part(self, dataset: Dataset) -> Dataset:
         """The part of it that is used."""
         self._notes += [f"{dataset.name}: {note}" for note in dataset.notes]
+        return self._used(dataset)
+
+    def _used(self, dataset: Dataset) -> Dataset:
         return dataset.part(self.settings.part, self.model.seed) if self.settings.part < 1 else dataset
 
     def dataset(self, name: str, only_test: bool = False, schema: Schema | None = None) -> Dataset:
@@ -219,7 +225,7 @@ class Reader:
             raise UserError(
                 f"{name} is a table, and {models[0]} reads text: give the column with the text (--text COLUMN)"
             )
-        dataset = load_dataset(name, how.image_size, only_test, schema, how.uncertain, self._apart)
+        dataset = load_dataset(name, how.image_size, only_test, schema, how.uncertain, self._splitting)
         if how.uncertain != "refuse" and not dataset.listed:
             raise UserError(f"uncertain is for images with a table of labels, and {name} has none: leave it out")
         if how.masks and dataset.learns != "boxes":
