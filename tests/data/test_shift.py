@@ -14,7 +14,8 @@ from fewbytes.data import ClientData, FederatedData, Partition, Split, federate,
 from fewbytes.data.datasets import Splitting
 from fewbytes.data.datasets import load_dataset as read
 from fewbytes.data.partition import quantity
-from fewbytes.data.shift import Shift, with_label_noise, with_shift
+from fewbytes.data.settings import Shift
+from fewbytes.data.shift import with_label_noise, with_shift
 from fewbytes.experiments.groups import DataSettings, ModelSettings
 from fewbytes.experiments.loading import load
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from fewbytes.base.errors import UserError, listed
 from fewbytes.base.streams import stream
 from fewbytes.data.schema import Schema
+from fewbytes.data.settings import FOLDERS
 from fewbytes.data.split import ClientData, Kind, Split
 
-FOLDERS = ""
-"""The column of folders' names, of images in folders of domains or groups."""
 Values = NDArray[np.str_]
 """A text for each sample; empty if it is missing."""
 Columns = Callable[[str], tuple[Values, Values]]

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, listed
 from fewbytes.base.parquet import read_parquet
-from fewbytes.data.clients import FOLDERS, Columns, Values
+from fewbytes.data.clients import Columns, Values
 from fewbytes.data.columns import is_number
 from fewbytes.data.folders import labelled_images
 from fewbytes.data.frames import Table
 from fewbytes.data.schema import no_column
+from fewbytes.data.settings import FOLDERS
 from fewbytes.data.sources import parquet_files
 
 Indices = NDArray[np.int64]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from math import isfinite
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import Count, Positive, Share, UpToOne, Whole
 from fewbytes.base.settings import Group, Text, reads_text, setting, whole_numbers
-from fewbytes.data.clients import FOLDERS
-from fewbytes.data.shift import Shift
 
 PARTITIONS = ("balanced", "dirichlet", "iid", "main-category", "pathological", "quantity", "shards")
 """The partitions `federate` knows by name, besides `column:<name>`, `folders` and `flwr:<Name>`."""
 COLUMN = "column:"
+FOLDERS = ""
+"""The column of folders' names, of images in folders of domains or groups."""
 USED_BY = {
     "alpha": ("dirichlet", "quantity", "flwr:<Partitioner>"),
     "classes_per_client": ("pathological",),
@@ -34,6 +35,37 @@ Rates = Annotated[
     ),
 ]
 Sizes = Annotated[tuple[Count, Count], whole_numbers("/", "training/test samples per client, like 500/100")]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A feature shift that grows evenly from the first client, which has none, to the last, which has all of it.
+
+    `kind`: noise, of this standard deviation, in units of samples as models see them (images: 0 to 1); or rotation, of
+    images, by this number of degrees.
+    """
+
+    kind: str
+    level: float
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """From `noise=0.5` or `rotation=60`. Raises UserError."""
+        kind, _, number = text.partition("=")
+        try:
+            level = float(number)
+        except ValueError:
+            level = float("nan")
+        most = {"noise": float("inf"), "rotation": 180.0}.get(kind)
+        if most is None or not isfinite(level) or not 0 < level <= most:
+            raise UserError(
+                f"shift is noise=LEVEL or rotation=DEGREES, like rotation=60, not {text!r}; levels are above 0, "
+                "rotations at most 180 degrees"
+            )
+        return cls(kind, level)
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.level:g}"
 
 
 @reads_text

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import isfinite
-from typing import Self
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,39 +14,11 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.streams import stream
 from fewbytes.data.clients import FederatedData
 from fewbytes.data.named import NamedTensors
+from fewbytes.data.settings import Shift
 from fewbytes.data.split import ClientData, Items, Split, Targets
 from fewbytes.data.transforms import turned
 
 CHUNK = 1024  # images rotated at a time
-LIKE = "noise=LEVEL or rotation=DEGREES, like rotation=60"
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A feature shift that grows evenly from the first client, which has none, to the last, which has all of it.
-
-    `kind`: noise, of this standard deviation, in units of samples as models see them (images: 0 to 1); or rotation, of
-    images, by this number of degrees.
-    """
-
-    kind: str
-    level: float
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """From `noise=0.5` or `rotation=60`. Raises UserError."""
-        kind, _, number = text.partition("=")
-        try:
-            level = float(number)
-        except ValueError:
-            level = float("nan")
-        most = {"noise": float("inf"), "rotation": 180.0}.get(kind)
-        if most is None or not isfinite(level) or not 0 < level <= most:
-            raise UserError(f"shift is {LIKE}, not {text!r}; levels are above 0, rotations at most 180 degrees")
-        return cls(kind, level)
-
-    def __str__(self) -> str:
-        return f"{self.kind}={self.level:g}"
 
 
 def with_label_noise(data: FederatedData, rates: Sequence[float], seed: int) -> FederatedData:

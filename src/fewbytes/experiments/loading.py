@@ -32,11 +32,10 @@ from fewbytes.data import (
     with_public,
 )
 from fewbytes.data.channels import channel_figures
-from fewbytes.data.clients import FOLDERS
 from fewbytes.data.datasets import HOST, Splitting, load_dataset
 from fewbytes.data.natural import words
 from fewbytes.data.schema import USUAL_MARKS
-from fewbytes.data.settings import USED_BY
+from fewbytes.data.settings import FOLDERS, USED_BY
 from fewbytes.data.split import ungrouped
 from fewbytes.data.table_files import table_suffix
 from fewbytes.data.tables import empty_table

@@ -22,7 +22,7 @@ from fewbytes.running.watcher import Watcher, together
 
 
 def check_alone(settings: dict[str, Any]) -> None:
-    """Raises UserError for mistakes that the settings of one run show by themselves, before its data are loaded."""
+    """Raises UserError for mistakes in the settings of a run that can be found before its data are loaded."""
     experiment = make_experiment(settings)
     run, clients = experiment.run, experiment.partition.clients + experiment.partition.newcomers
     if experiment.partition.column is None:  # else their number is known once the data are
