@@ -98,7 +98,10 @@ def compare(
     """
     from fewbytes.experiments.compare import compare as compare_methods
     from fewbytes.methods import canonical
+    from fewbytes.running.recorders import watcher_of
 
+    for text in watch or ():
+        watcher_of(text, "")  # refused before the data are loaded
     names = list(dict.fromkeys(map(canonical, methods or USUAL)))
     if "all" in names and len(names) > 1:
         raise UserError(f"all stands for every method: leave out {', '.join(n for n in names if n != 'all')}")
