@@ -488,7 +488,7 @@ MISTAKES = {
     "newcomers of one round": (["run", "ensemble", "--newcomers", "2"], "ensemble has only one"),
     "rounding of what is summed unseen": (
         ["compare", "fedavg", "--secure-aggregation", "--uplink-bits", "0.5"],
-        "leave out uplink_bits",
+        "leave out --uplink-bits",
     ),
     "no budget": (["compare", "--budget", "0"], "200MB"),
     "all and a parameter that none has": (["compare", "all", "--set", "tua=0.5"], "tau"),
