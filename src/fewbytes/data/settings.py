@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import Count, Positive, Share, UpToOne, Whole
 from fewbytes.base.settings import Group, Text, reads_text, setting, whole_numbers
+from fewbytes.base.units import plain
 
 PARTITIONS = ("balanced", "dirichlet", "iid", "main-category", "pathological", "quantity", "shards")
 """The partitions `federate` knows by name, besides `column:<name>`, `folders` and `flwr:<Name>`."""
@@ -30,7 +31,7 @@ Rates = Annotated[
     Text(
         "a rate, or several for the clients in turn, like 0.2 or 0.4,0",
         lambda text: [float(rate) for rate in str(text).split(",")],
-        lambda rates: ",".join(f"{rate:g}" for rate in rates),
+        lambda rates: ",".join(map(plain, rates)),
         kinds=str | int | float,
     ),
 ]
@@ -65,7 +66,7 @@ class Shift:
         return cls(kind, level)
 
     def __str__(self) -> str:
-        return f"{self.kind}={self.level:g}"
+        return f"{self.kind}={plain(self.level)}"
 
 
 @reads_text
