@@ -9,6 +9,7 @@ release = metadata.version("fewbytes")
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["pictures", "*.json"]
 myst_heading_anchors = 3
+html_extra_path = ["../llms.txt"]
 html_theme = "furo"
 html_title = "fewbytes"
 html_theme_options = {

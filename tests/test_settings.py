@@ -31,6 +31,7 @@ from fewbytes.core.speeds import Speeds
 from fewbytes.core.uplink import RANGE, UplinkBits
 from fewbytes.core.weights import ClassWeights
 from fewbytes.data import PARTITIONS, Partition
+from fewbytes.data.settings import Shift
 from fewbytes.experiments.app import read_run_config
 from fewbytes.experiments.config_file import read_experiment
 from fewbytes.experiments.groups import DECLARED, GROUPS
@@ -43,6 +44,10 @@ from fewbytes.running.stopping import StopWhen
 DOCS = Path(__file__).parents[1] / "docs"
 METHOD: dict[str, Any] = {"method": "fedavg", "parameters": {"batch": 20}}
 BESIDE: dict[str, dict[str, Any]] = {
+    "partition_options": {"partition": "flwr:IidPartitioner"},
+    "stay": {"newcomers": 1, "rounds": 10**9, "arrival": 2},
+    "known_classes": {"newcomers": 1, "rounds": 10**9, "arrival": 2},
+    "newcomer_classes": {"newcomers": 1, "rounds": 10**9, "arrival": 2},
     "arrival": {"newcomers": 1, "rounds": 10**9},
     "newcomers_a_round": {"newcomers": 3, "rounds": 10**9, "arrival": 2},
     "ray_address": {"engine": "flower-simulation"},
@@ -58,6 +63,7 @@ WRITTEN: dict[type, list[str]] = {
     Excluded: ["3,7", "0"],
     Lora: ["rank=4", "rank=8,alpha=16", "rank=2,alpha=1,targets=q_proj+v_proj"],
     Normalisation: ["imagenet", "data", "0.5/0.25", "0.1,0.2,1234567.8/1,2,3e-07"],
+    Shift: ["noise=0.5", "noise=1234567.8", "rotation=60"],
     ClassWeights: ["1,2", "0.125,0,3", "balanced"],
 }
 """What is written of values of a class that reads text."""
@@ -79,6 +85,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(args)
     if origin is dict:
         return st.dictionaries(NAME, values_of(args[1]) if args[1] is not Any else st.integers(0, 9) | NAME, min_size=1)
+    if origin is tuple and args[-1] is ...:
+        return st.lists(values_of(args[0]), min_size=1, max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*map(values_of, args))
     if origin in (list, Sequence):

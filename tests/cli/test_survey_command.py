@@ -32,6 +32,8 @@ def test_findings_are_printed_and_the_page_has_them(clients, tmp_path):
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "the units of 'glucose' seem to differ" in ran.stderr
+    (line,) = [line for line in ran.stderr.splitlines() if "the units of 'glucose'" in line]
+    assert "north" in line  # the site is named
     assert json.loads(ran.stdout)["sample_shape"] == [2 + 6]  # age, glucose, and smoker in two spellings
 
 
@@ -41,6 +43,17 @@ def test_the_result_is_printed_as_json(clients, tmp_path):
     found = json.loads(done.stdout)
     assert [site["samples"] for site in found["sites"]] == [400, 300, None]
     assert found["left_out"] == ["south", "west"]
+
+
+def test_a_survey_without_figures_says_so_and_gives_no_schema(clients, tmp_path):
+    done = fewbytes("survey", "--client-data", clients, "--target", "ill", "--min-count", "100000", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "No site has 100000 samples" in done.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    about = ("--partition", "local", "--client-data", clients, "--schema", folder / "survey.json")
+    done = fewbytes("run", "fedavg", *about, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "with a smaller --min-count" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from commands import fewbytes
 from PIL import Image
 
 from fewbytes.base.errors import UserError
-from fewbytes.data import client_folders, load_dataset
+from fewbytes.data import client_folders
+from fewbytes.data.datasets import load_dataset  # its errors name options, as on the command line
 from fewbytes.data.schema import Schema
 
 PLACE = Path(os.environ.get("FEWBYTES_CASES") or Path(os.environ.get("FEWBYTES_DATA", "")).parent / "cases") / "data"

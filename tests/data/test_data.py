@@ -346,7 +346,7 @@ def test_held_classes_are_tested_on_whole(name: str, newcomers: int, samples: tu
         pytest.importorskip("flwr_datasets")
     data, tests = dataset(TEN, TEN[:100]), TEN[:100]
     how = Partition(name, 4, alpha=0.8, samples=samples, newcomers=newcomers, partition_options=(
-        {"min_samples": 21} if name == "dirichlet" and not samples else {}
+        {"min_samples": 21} if name == "quantity" or (name == "dirichlet" and not samples) else {}
     ))  # fmt: skip
     made, own = federate(data, replace(how, test="held-classes"), seed=3), federate(data, how, seed=3)
     for client, like in zip(made.clients, own.clients, strict=True):

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from fewbytes.base.errors import UserError
-from fewbytes.data import client_folders, load_dataset
+from fewbytes.data import client_folders
 from fewbytes.data.clients import Dataset
+from fewbytes.data.datasets import load_dataset  # its errors name options, as on the command line
 from fewbytes.data.schema import Schema
 from fewbytes.data.text import holds_text
 from fewbytes.experiments.settings import make_experiment

@@ -16,7 +16,8 @@ import zstandard
 
 import fewbytes as fb
 from fewbytes.base import unfolded
-from fewbytes.data import Dataset, Schema, client_folders, load_dataset
+from fewbytes.data import Dataset, Schema, client_folders
+from fewbytes.data.datasets import load_dataset  # its errors name options, as on the command line
 from fewbytes.data.table_files import read_columns
 from fewbytes.data.text import documents_in, holds_text, read_text_table
 

@@ -208,7 +208,7 @@ def test_a_model_that_decides_by_its_samples_is_refused(tmp_path):
         out=tmp_path / "run",
         workers=1,
     )
-    with pytest.raises(UserError, match="--safetensors") as error:
+    with pytest.raises(UserError, match="safetensors has") as error:
         export_model(tmp_path / "run", formats=["torch"], build=lambda: Choosy(4, 2))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run" / "export").exists()

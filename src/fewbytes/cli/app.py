@@ -12,7 +12,9 @@ from fewbytes.cli.evaluation import evaluate
 from fewbytes.cli.federation import federation, node
 from fewbytes.cli.machines import deploy
 from fewbytes.cli.more import doctor, new, reproduce
+from fewbytes.cli.partition import partition
 from fewbytes.cli.runs import compare, methods, plan, run
+from fewbytes.cli.schemas import schema
 from fewbytes.cli.surveys import survey
 from fewbytes.cli.watching import status
 
@@ -23,8 +25,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for each in (
-    *(methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor),
-    *(audit, statement, check, status, evaluate, survey),
+    *(methods, run, deploy, compare, plan, partition, reproduce, report, probe, attack, export, encode, decode, doctor),
+    *(audit, statement, check, status, evaluate, survey, schema),
 ):
     app.command()(each)
 app.command("inspect")(inspect_file)

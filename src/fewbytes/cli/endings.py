@@ -15,7 +15,9 @@ from rich.text import Text
 
 from fewbytes.base.errors import FewbytesError, LikelyMistake, UserError, error_text, raised_at, visible
 from fewbytes.base.named import look_in
+from fewbytes.cli.options import option_words
 from fewbytes.experiments.display import console
+from fewbytes.experiments.groups import GROUPS
 
 
 def _debug() -> str:
@@ -40,7 +42,7 @@ def ending(command: Callable[[], object]) -> None:
     except typer.Exit as error:
         code = error.exit_code
     except UserError as error:
-        code = _fail(str(error), 2)
+        code = _fail(option_words(str(error), GROUPS.values()), 2)
     except OSError as error:
         users = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR  # what the user can fix
         where = f": {error.filename}" if error.filename else ""

@@ -47,3 +47,8 @@ def one(method: About) -> RenderableType:
 def _written(value: object) -> str:
     """A value as `--set` takes it."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def cited(methods: Sequence[About]) -> list[str]:
+    """The BibTeX entries of the methods' papers, each once."""
+    return [paper.bibtex() for paper in dict.fromkeys(paper for each in methods for paper in each.papers)]

@@ -12,14 +12,14 @@ from rich.text import Text
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.cli.options import options_of, with_options
-from fewbytes.cli.shared import NAME, AsJson, named_values, standard_output_for
+from fewbytes.cli.shared import NAME, AsJson, parameters_of, standard_output_for
 from fewbytes.experiments.display import console, printed
 from fewbytes.experiments.groups import Reproducing
 
 
 def _reproducing(given: dict[str, Any]) -> Reproducing:
     """The options of a reproduction. Raises UserError."""
-    return Reproducing.read(given | {"parameters": named_values(given.get("parameters", []), "--set")})
+    return Reproducing.read(given | {"parameters": parameters_of(given.get("parameters", []))})
 
 
 @with_options("how", options_of(Reproducing), _reproducing)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +45,21 @@ def _plain(kind: Any) -> Any:
         plain = {_plain(each) for each in typing.get_args(kind) if each is not types.NoneType}
         return plain.pop() if len(plain) == 1 else str
     return list[str] if typing.get_origin(kind) is dict else kind if kind in (bool, int, float) else str
+
+
+def option_words(text: str, groups: Iterable[type[Group]]) -> str:
+    """An error's text with settings of these groups as options: `round_time` as `--round-time`, `clients=5` as
+    `--clients 5`. Settings of one word without a value stay."""
+    spelled = {
+        key: (each.about.option or f"--{key.replace('_', '-')}").partition("/")[0]
+        for group in groups
+        for key, each in group.declared().items()
+        if each.about.option is not None
+    }
+    bare = "|".join(key for key in spelled if "_" in key)
+    beside, beyond = r"(?<![\w./'\"`=-])(?<!--set )", r"(?![\w./'\"`(-])"
+    text = re.sub(rf"{beside}({'|'.join(spelled)})=(?=\S)", lambda found: f"{spelled[found[1]]} ", text)
+    return re.sub(rf"{beside}({bare}){beyond}(?!=)", lambda found: spelled[found[1]], text)
 
 
 def with_options(

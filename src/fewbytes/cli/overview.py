@@ -9,6 +9,7 @@ COMMANDS = {
         "run": "run one method; writes a folder with the result, models, ledger and a report",
         "compare": "run several methods on the same clients and recommend one",
         "plan": "estimate what a run costs in bytes and time, from a few real rounds",
+        "partition": "show how a dataset is split among clients, without training",
         "methods": "list all methods, or show one method's paper, idea, cost and parameters",
     },
     "On real machines": {
@@ -34,6 +35,7 @@ COMMANDS = {
     "More": {
         "reproduce": "reproduce a paper's table, with the paper's figures beside ours",
         "new": "write the files of a new project, or of a new method",
+        "schema": "print the JSON schema of what a command prints with --json",
         "doctor": "check what is installed and what works",
     },
 }

@@ -51,7 +51,7 @@ def run(
     Example: `fewbytes run fedpurin --dataset digits --clients 10 --alpha 0.3 --rounds 5 --set batch=20`
     """
     from fewbytes.experiments.new_folders import new_folder, unless_refused
-    from fewbytes.experiments.prepared import PreparedRun
+    from fewbytes.experiments.prepared import PreparedRun, check_alone
     from fewbytes.experiments.run_folders import resumed
     from fewbytes.federation.endpoint import of_run, serving
     from fewbytes.methods import short_name
@@ -72,6 +72,9 @@ def run(
     with standard_output_for(as_json), naming(allow, resume, settings.get("ray_address", "")):
         if resume is not None:
             settings = resumed(resume, settings, from_round)
+        for text in watch or ():
+            watcher_of(text, "")  # refused before the data are loaded
+        check_alone(settings)
         job = PreparedRun(settings)
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
@@ -124,8 +127,13 @@ def _repeat(
     """Run a comparison and print its results; `names`: None for what its folder states. `places`: where new folders
     go, the folder to resume, and what it may import."""
     from fewbytes.experiments.compare import compare as compare_methods
+    from fewbytes.methods import canonical
+    from fewbytes.running.recorders import watcher_of
 
     (settings, how), (out, resume, allow) = asked, places
+    names = None if names is None else list(dict.fromkeys(map(canonical, names)))
+    for text in watch or ():
+        watcher_of(text, "")  # refused before the data are loaded
     stated = None if names is not None else resume if resume is not None or not how.merge else Path(how.merge[0])
     with standard_output_for(as_json), naming(allow, stated):
         folder, results = compare_methods(names, settings, out, resume, watch or (), how)
@@ -176,18 +184,19 @@ def methods(
         str | None,
         typer.Argument(help="Method to describe: a name, or package.module:Class.", autocompletion=method_names),
     ] = None,
+    bibtex: Annotated[bool, typer.Option("--bibtex", help="Print the papers to cite, as BibTeX.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List all methods, or show one method's paper, idea, cost and parameters.
 
     Example: `fewbytes methods fedpurin`
     """
-    from fewbytes.cli.methods import all_of, one
+    from fewbytes.cli.methods import all_of, cited, one
     from fewbytes.experiments.catalogue import about
-    from fewbytes.methods import METHODS, method_class
+    from fewbytes.methods import METHODS, canonical, method_class
 
     if name is not None:
-        found = [about(name, method_class(name))]
+        found = [about(canonical(name), method_class(name))]
     else:
         found = []
         for each in METHODS:
@@ -195,7 +204,15 @@ def methods(
                 found.append(about(each, METHODS[each]))
             except UserError as error:  # of another package
                 note(str(error))
-    if as_json:
+    if bibtex and as_json:
+        raise UserError("--json has the papers, too: leave --bibtex out")
+    if bibtex:
+        entries = cited(found)
+        for text in entries:
+            print(text, end="\n\n")
+        if name is not None and not entries:
+            note(f"{found[0].name} states no paper to cite: {found[0].paper or 'its file has no docstring'}")
+    elif as_json:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
     else:
         printed.print(all_of(found) if name is None else one(found[0]))

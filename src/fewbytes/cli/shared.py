@@ -111,7 +111,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
         named = named_values(given["partition_options"], "--partition-option")
         given["partition_options"] = {key: _literal(value) for key, value in named.items()}
     if "parameters" in given:
-        given["parameters"] = named_values(given["parameters"], "--set")
+        given["parameters"] = parameters_of(given["parameters"])
     if "speeds" in given:
         given["speeds"] = speeds_of(given["speeds"])
     given = folded(given)
@@ -122,6 +122,18 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     if "parameters" in given:
         given["parameters"] = settings.get("parameters", {}) | given["parameters"]
     return settings | given
+
+
+def parameters_of(texts: Sequence[str]) -> dict[str, str]:
+    """The values of --set by key, KEY or METHOD.KEY, in which methods may be spelled in any way, and keys with dashes.
+    Raises UserError."""
+    from fewbytes.methods import canonical
+
+    found = {}
+    for key, value in named_values(texts, "--set").items():
+        method, dot, rest = key.rpartition(".")
+        found[f"{canonical(method) if dot else ''}{dot}{rest.replace('-', '_')}"] = value
+    return found
 
 
 def speeds_of(place: str) -> str:

@@ -40,6 +40,18 @@ def known_metric(kind: str, name: str, positive: int | None = None) -> Metric:
     return Metric(plain + equals + level, make, *what.traits, known=True)
 
 
+def check_metrics_named(names: Sequence[str], positive: bool) -> None:
+    """Raises UserError for a name that is a metric of no kind of learning, and as `known_metric` for a name of one kind
+    only. `positive`: whether there is a positive class."""
+    for name in names:
+        kinds = [kind for kind, known in KNOWN.items() if name.partition("=")[0] in known]
+        if len(kinds) == 1:
+            known_metric(kinds[0], name, 0 if positive else None)
+        if not kinds:
+            every = sorted({each for known in KNOWN.values() for each in known})
+            raise UserError(f"there is no metric {name!r}{suggestion(name, every)}; there are {', '.join(every)}")
+
+
 def _level(name: str, text: str) -> float:
     """The level in a metric's name. Raises UserError."""
     with suppress(ValueError):

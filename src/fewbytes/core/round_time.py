@@ -32,8 +32,8 @@ class RoundTime:
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
-        self.short: set[Id] = set()
-        """Clients of which an exchange with one step takes longer."""
+        self.short: dict[Id, float] = {}
+        """The seconds of an exchange with one step, of clients of which it takes longer than a round."""
         self._steps: dict[Id, int] = {}
         self._own: dict[Id, int] = {}  # of first exchanges
 
@@ -47,7 +47,9 @@ class RoundTime:
         if self.seconds is None or steps < 1 or not 0 < training < math.inf or not 0 <= moving < math.inf:
             return
         fits = (self.seconds - moving) / training * steps
-        (self.short.add if fits < 1 else self.short.discard)(client)
+        self.short.pop(client, None)
+        if fits < 1:
+            self.short[client] = moving + training / steps
         most = LONGEST * self._own.setdefault(client, steps)
         self._steps[client] = min(max(1, math.floor(fits + 1e-9)), most)
 

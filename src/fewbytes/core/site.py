@@ -146,8 +146,8 @@ class Site:
     def fit(
         self, model: nn.Module, local: Local, more: tuple[Tensor, Tensor] | None = None, **hooks: Unpack[Hooks]
     ) -> float:
-        """Train on this client's training samples, transforming batches if `train` has a transform (see
-        `fewbytes.core.training.fit`); records the loss as `train`. `more`: further samples (x, y), after its own."""
+        """Train on this client's training samples, transforming batches if `train` has a transform; records the loss as
+        `train`. `more`: further samples (x, y), after its own. `hooks`: additions to the training, see `Hooks`."""
         if self.given.validates and not self.received:
             self.received = self.validated(model)
         x, y = self.samples(self.train)
@@ -180,10 +180,9 @@ class Site:
             raise UserError(
                 f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
             ) from None
-        if private is not None:
-            if not _is_finite(model):
-                raise UserError("training under dp ended in numbers that are not finite: is lr too high?")
-        elif local.order == "shuffled" or len(y) > 1:
+        if private is not None and not _is_finite(model):
+            raise UserError("training under dp ended in numbers that are not finite: is lr too high?")
+        if private is None and (local.order == "shuffled" or len(y) > 1):
             self.records.losses["train"] = value
         return value
 

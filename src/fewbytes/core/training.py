@@ -152,15 +152,18 @@ class Local:
 
 
 class Hooks(TypedDict, total=False):
-    """A method's additions to the training of a model.
+    """A method's additions to the training of a model, as arguments of `Site.fit`.
 
-    `loss`: of a batch's outputs and targets; default: the model's own method `loss(outputs, targets)`, if any, else the
-    cross-entropy of labels. `extra(model)` is added to every batch's loss. Samples first pass `frozen`, in eval mode
-    and without gradients; its outputs are computed once for all epochs if there is no transform and they take at most
-    `KEPT_BYTES`. `before_step` is called after a batch's gradients are computed, with a function that computes them
-    again, for the same batch and the current parameters; `after_step` after the parameters are updated. `memory`: the
-    optimiser's state after an earlier training, by name, which this one continues, and replaces by its own at its end;
-    empty for none.
+    `loss`: of a batch's outputs and targets, instead of the task's. `extra(model)` is added to every batch's loss.
+    Samples first pass `frozen`, in eval mode and without gradients; its outputs are computed once for all epochs if
+    there is no transform and they take at most `KEPT_BYTES`. `before_step` is called after a batch's gradients are
+    computed, with a function that computes them again, for the same batch and the current parameters; `after_step`
+    after the parameters are updated. `memory`: the optimiser's state after an earlier training, by name, which this one
+    continues, and replaces by its own at its end; empty for none.
+
+    >>> import fewbytes as fb
+    >>> list(fb.Hooks(extra=lambda model: 0.01 * sum(p.square().sum() for p in model.parameters())))
+    ['extra']
     """
 
     loss: Loss

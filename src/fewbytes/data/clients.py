@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from fewbytes.base.errors import UserError, listed
 from fewbytes.base.streams import stream
 from fewbytes.data.schema import Schema
+from fewbytes.data.settings import FOLDERS
 from fewbytes.data.split import ClientData, Kind, Split
+
+Values = NDArray[np.str_]
+"""A text for each sample; empty if it is missing."""
+Columns = Callable[[str], tuple[Values, Values]]
+"""A column's values in the arrays of the training and of the test samples. Raises UserError if there is none."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +42,22 @@ class Dataset:
     """Findings of reading the data, for people, a line each."""
     listed: bool = False
     """Whether its labels come from a table beside images, whose columns are named by settings."""
+    columns: Columns | None = field(default=None, repr=False, compare=False)
 
     @property
     def learns(self) -> Kind:
         """The kind of its targets."""
         return self.train.learns
+
+    def values(self, column: str) -> tuple[Values, Values]:
+        """A column's values of the training and of the test samples, also of a column that is no feature; FOLDERS: the
+        names of their folders. Raises UserError if there is no such column."""
+        if self.columns is None:
+            what = "folders" if column == FOLDERS else f"column {column!r}"
+            raise UserError(f"{self.name} has no {what} to partition by: use another partition")
+        train, test = self.columns(column)
+        mine, own = self.train.rows, self.test.rows
+        return train if mine is None else train[mine], test if own is None else test[own]
 
     def part(self, share: float, seed: int) -> Dataset:
         """Random subsets of the training and test samples, reproducible by `seed`; at least one sample each."""

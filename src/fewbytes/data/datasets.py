@@ -10,11 +10,14 @@ import difflib
 import logging
 import os
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, listed, one_line, visible
 from fewbytes.base.extras import is_installed
@@ -30,9 +33,10 @@ from fewbytes.data.formats.label_lists import Uncertain, classes_by_folders, lab
 from fewbytes.data.formats.yolo import read_yolo, yolo_places
 from fewbytes.data.images import cache_folder, squared
 from fewbytes.data.masks import holds_masks, read_masks
+from fewbytes.data.natural import image_columns
 from fewbytes.data.own import is_function, own_data
 from fewbytes.data.schema import Schema
-from fewbytes.data.sources import source
+from fewbytes.data.sources import Encoded, source
 from fewbytes.data.split import Split
 from fewbytes.data.table_files import check_kind, is_table, table_files, table_suffix
 from fewbytes.data.tables import read_table
@@ -58,12 +62,22 @@ ASIDE = ("old", "older", "log", "logs", "backup", "backups", "bak", "archive", "
 HUB_SECONDS = 5.0  # to test whether the hub answers
 
 
+@dataclass(frozen=True)
+class Splitting:
+    """How a data set will be split. `apart`: a test split that is split off has no group of a folder in common with
+    training. `check`: called with the labels of images, without samples, before they are decoded."""
+
+    apart: bool = True
+    check: Callable[[Dataset], object] | None = None
+
+
 def load_dataset(
     name: str,
     image_size: int | None = None,
     only_test: bool = False,
     schema: Schema | None = None,
     uncertain: Uncertain = "refuse",
+    splitting: Splitting = Splitting(),
 ) -> Dataset:
     """Load the data set called `name`.
 
@@ -88,8 +102,8 @@ def load_dataset(
     COCO's format (`coco:<path>`, or any with `annotations/instances_*.json`) is read by `read_coco`, letter-boxed to
     `image_size` (default: SIZE). `schema` is the meaning of a table's columns, or only what is requested of them
     (`read_table`); `uncertain` the treatment of images' uncertain labels. With `only_test` a folder may lack training
-    samples. Raises UserError if the data set is missing, has no labels or a link out of its folder, if images differ in
-    size or cannot be decoded, or if a table does not fit the schema.
+    samples. `splitting`: how the data set will be split. Raises UserError if the data set is missing, has no labels or
+    a link out of its folder, if images differ in size or cannot be decoded, or if a table does not fit the schema.
 
     >>> from fewbytes.data import load_dataset
     >>> digits = load_dataset("digits")
@@ -127,7 +141,7 @@ def load_dataset(
         return read_arrays(name, folder, only_test)
     if folder.is_file():
         raise UserError(f"{folder} is not a table: it cannot be read as Parquet, or holds images: name its folder")
-    images_in, untrained = source(folder), False
+    images_in, untrained = source(folder, apart=splitting.apart), False
     if images_in is None and only_test:
         images_in, untrained = source(folder, TEST_NAMES), True
     if images_in is None:
@@ -142,7 +156,18 @@ def load_dataset(
             public=f"there are no labelled images: {layouts}; {remedy}",
         )
     files_of, read, notes = images_in
-    images = decoded(folder, files_of, read, image_size)
+    columns = image_columns(folder, splitting.apart)
+
+    def checked() -> tuple[dict[str, Encoded], tuple[str, ...]]:
+        encoded, classes = read()
+        if splitting.check is not None:  # before images are decoded, which may take minutes
+            splits = {split: _unread(each.labels) for split, each in encoded.items()}
+            known = splits["train"], splits.get("test")
+            mine, own = split_off_test(known[0]) if known[1] is None else (known[0], known[1])
+            splitting.check(Dataset(name, mine, own, classes, columns=columns))
+        return encoded, classes
+
+    images = decoded(folder, files_of, checked, image_size)
     splits = {split: Split(x, torch.from_numpy(y)) for split, (x, y) in images.arrays.items()}
     train, test = splits["train"], splits.get("test")
     if untrained:
@@ -153,7 +178,11 @@ def load_dataset(
         notes = (f"{len(train)} images of {len(images.classes)} classes for training, {len(test)} for testing",)
     if lists:
         notes += (f"{lists['train'].path.name} names these pictures, and is not used (--target COLUMN would use it)",)
-    return Dataset(name, train, test, images.classes, notes=(*images.notes, *notes))
+    return Dataset(name, train, test, images.classes, notes=(*images.notes, *notes), columns=columns)
+
+
+def _unread(labels: NDArray[np.int64]) -> Split:
+    return Split(np.empty((len(labels), 0), np.uint8), torch.from_numpy(labels))
 
 
 def client_folders(name: str) -> list[Path]:

@@ -11,6 +11,7 @@ from numpy.random import RandomState
 from fewbytes.base.errors import UserError
 from fewbytes.base.streams import stream
 from fewbytes.data.clients import Dataset, FederatedData
+from fewbytes.data.natural import by_value, described
 from fewbytes.data.partition import (
     Indices,
     balanced,
@@ -23,9 +24,11 @@ from fewbytes.data.partition import (
     main_category,
     match_test,
     pathological,
+    quantity,
     shards,
 )
 from fewbytes.data.settings import Partition
+from fewbytes.data.shift import with_label_noise, with_shift
 from fewbytes.data.split import ClientData, Split
 
 
@@ -34,12 +37,14 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     `dataset.test`.
 
     With `partition.test` held-classes, a client tests on all test samples of its training classes (GENE-FL).
-    `partition.partition` is one of PARTITIONS (`dirichlet` has the option `min_samples`) or `flwr:<Name>`, a
-    flwr-datasets partitioner built from its options (`num_partitions`, `partition_by`, `alpha` and `seed` are filled
-    in). `samples` is (train, test) per client. With `dirichlet` every client draws exactly these numbers (FedPURIN's
-    split). Other partitions' subsets are cut to at most these numbers, and fewer training samples are an error;
-    held-classes are cut likewise. The result depends only on the arguments. Raises UserError for a wrong argument, a
-    client without training samples, or held-classes if no classes are learnt.
+    `partition.partition` is one of PARTITIONS (`dirichlet` and `quantity` have the option `min_samples`), or
+    `column:<name>`: each value of that column is a client, in training and in test (`folders`: each folder of a domain
+    or group); or `flwr:<Name>`, a flwr-datasets partitioner built from its options (`num_partitions`, `partition_by`,
+    `alpha` and `seed` are filled in). `samples` is (train, test) per client. With `dirichlet` every client draws
+    exactly these numbers (FedPURIN's split). Other partitions' subsets are cut to at most these numbers, and fewer
+    training samples are an error; held-classes are cut likewise. `label_noise` and `shift` then change the clients'
+    samples. The result depends only on the arguments. Raises UserError for a wrong argument, a client without training
+    samples, or held-classes if no classes are learnt.
 
     `newcomers`: this number of additional clients joins in round `arrival` (default: 2), or `newcomers_a_round` of them
     per round from then on. The other clients leave before it, unless `stay` is set (GENE-FL, Guo et al. 2025).
@@ -70,18 +75,12 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
         _check(half, seed, len(train))
         y, tests = labels[0].numpy()[train], labels[1].numpy()[test]
         mine, own = _split_indices(y, tests, classes, half, seed)
-        if half.test == "held-classes":
-            most = half.samples[1] if half.samples else None
-            own = [part[:most] for part in held_classes(y, mine, tests, RandomState(seed))]
-        return [train[part] for part in mine], [test[part] for part in own]
+        return [train[part] for part in mine], [test[part] for part in _tested(half, y, mine, tests, own, seed)]
 
+    if partition.column is not None:
+        return _changed(_natural(dataset, partition, seed), partition, seed)
     if not newcomers:
-        given = (partition.known_classes, partition.newcomer_classes, partition.newcomers_a_round)
-        if partition.stay or any(each is not None for each in given):
-            raise UserError(
-                "known_classes, newcomer_classes, newcomers_a_round and stay need newcomers: give their number"
-            )
-        return _federated(dataset, *split(range(groups), clients, seed))
+        return _changed(_federated(dataset, *split(range(groups), clients, seed)), partition, seed)
     if arrival < 2:
         raise UserError(f"newcomers cannot join in round {arrival}: choose round 2 or later")
     known, new = _halves(groups, partition.known_classes, partition.newcomer_classes, seed)
@@ -95,7 +94,48 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
         *[(1, None if partition.stay else arrival - 1)] * clients,
         *[(arrival + number // at_once, None) for number in range(newcomers)],
     )
-    return replace(data, test=dataset.test.take(_of_classes(dataset.test, known)), presence=presence)
+    test_of_known = dataset.test.take(_of_classes(dataset.test, known))
+    return _changed(replace(data, test=test_of_known, presence=presence), partition, seed)
+
+
+def _natural(dataset: Dataset, partition: Partition, seed: int) -> FederatedData:
+    """A client per value of the partition's column. Raises UserError for another number of clients."""
+    column = str(partition.column)
+    values = dataset.values(column)
+    names, train, test = by_value(*values, described(column))
+    usual = Partition.declared()["clients"].default
+    if partition.clients not in (len(names), usual):
+        raise UserError(f"{described(column)} has {len(names)} values, so {len(names)} clients: leave clients out")
+    labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
+    train, test = _cut_to(partition, train, test)
+    data = _federated(dataset, train, _tested(partition, labels[0], train, labels[1], test, seed))
+    return replace(data, names=names)
+
+
+def _changed(data: FederatedData, partition: Partition, seed: int) -> FederatedData:
+    """`data` with the partition's label noise and feature shift."""
+    data = data if partition.label_noise is None else with_label_noise(data, partition.label_noise, seed)
+    return data if partition.shift is None else with_shift(data, partition.shift, seed)
+
+
+def _tested(
+    partition: Partition, y: Indices, train: list[Indices], tests: Indices, test: list[Indices], seed: int
+) -> list[Indices]:
+    """Clients' test samples: as they are, or all of the classes that they hold."""
+    if partition.test != "held-classes":
+        return test
+    most = partition.samples[1] if partition.samples else None
+    return [part[:most] for part in held_classes(y, train, tests, RandomState(seed))]
+
+
+def _cut_to(partition: Partition, train: list[Indices], test: list[Indices]) -> tuple[list[Indices], list[Indices]]:
+    """At most the partition's numbers of samples per client. Raises UserError for fewer training samples."""
+    if not (samples := partition.samples):
+        return train, test
+    for i, part in enumerate(train):
+        if len(part) < samples[0]:
+            raise UserError(f"client {i} has {len(part)} training samples, fewer than {samples[0]}; lower samples")
+    return [part[: samples[0]] for part in train], [part[: samples[1]] for part in test]
 
 
 def _halves(
@@ -140,9 +180,6 @@ def _split_indices(
     """`federate` on labels, all of `classes`: per client the indices of its training and test samples."""
     name, clients = partition.partition, partition.clients
     samples, options = partition.samples, partition.partition_options
-    takes_options = name.startswith("flwr:") or (name == "dirichlet" and not samples)
-    if options and not (takes_options and (name != "dirichlet" or set(options) == {"min_samples"})):
-        raise UserError(f"partition {name!r} does not take these options: {', '.join(options)}; leave them out")
     rng = RandomState(seed)
     if name == "dirichlet" and samples:
         train, test = (
@@ -152,6 +189,8 @@ def _split_indices(
         return train, test
     if name == "dirichlet":
         train = dirichlet(labels, clients, partition.alpha, rng, **options)
+    elif name == "quantity":
+        train = quantity(labels, clients, partition.alpha, rng, **options)
     elif name == "iid":
         train = iid(labels, clients, rng)
     elif name == "balanced":
@@ -166,14 +205,7 @@ def _split_indices(
         train = flower(labels, flower_by_name(name.removeprefix("flwr:"), clients, partition.alpha, seed, options))
         if len(train) != clients:
             raise UserError(f"{name} makes {len(train)} parts; set clients={len(train)} or change its options")
-    test = match_test(labels, train, test_labels, rng)
-    if samples:
-        for i, part in enumerate(train):
-            if len(part) < samples[0]:
-                raise UserError(f"client {i} has {len(part)} training samples, fewer than {samples[0]}; lower samples")
-        train = [part[: samples[0]] for part in train]
-        test = [part[: samples[1]] for part in test]
-    return train, test
+    return _cut_to(partition, train, match_test(labels, train, test_labels, rng))
 
 
 def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0) -> FederatedData:

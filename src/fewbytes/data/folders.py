@@ -39,10 +39,12 @@ Labelled = list[tuple[Path, str]]  # images and the names of their classes
 
 @dataclass(frozen=True)
 class Pictures:
-    """The labelled images of a folder by split, "train" and possibly "test", and notes on the findings."""
+    """The labelled images of a folder by split, "train" and possibly "test", notes on the findings, and each image's
+    domain or group, if there are such."""
 
     splits: dict[str, Labelled]
     notes: tuple[str, ...] = ()
+    folders: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -89,16 +91,17 @@ def _word(text: str) -> str:
     return {"trn": "train", "tst": "test"}.get(text.lower(), text.lower())
 
 
-def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
+def labelled_images(folder: Path, only_test: bool = False, apart: bool = True) -> Pictures | None:
     """The labelled images below a folder, the test split as "train" if `only_test`; None if there are none.
 
     Images lie in `<class>/`, in `<domain>/<class>/` if most classes are in several domains, in `<group>/<class>/` if
     there are more groups than classes, or in `<class>/<group>/` if no group is in two classes. Without a test split, a
-    fixed fifth of the groups, such as patients, is for testing. No group may be in two splits. A folder in a class's
-    folder with a single series of DICOM slices is one image, a volume. A single outer folder is skipped. Folders called
-    `train`, `test`, `val` or similar name the split; the first of TEST_NAMES is for testing. Folders beside these and
-    folders called images have no meaning. Tiny-ImageNet's `val/` may have its `val_annotations.txt`. Raises UserError
-    if splits and classes are ambiguous, for images beside masks, and for an ambiguous layout.
+    fixed fifth of the groups, such as patients, is for testing, unless they need not be kept `apart`. No group may be
+    in two splits. A folder in a class's folder with a single series of DICOM slices is one image, a volume. A single
+    outer folder is skipped. Folders called `train`, `test`, `val` or similar name the split; the first of TEST_NAMES is
+    for testing. Folders beside these and folders called images have no meaning. Tiny-ImageNet's `val/` may have its
+    `val_annotations.txt`. Raises UserError if splits and classes are ambiguous, for images beside masks, and for an
+    ambiguous layout.
     """
     walked = _walked(folder)
     splits, passed = _by_split(folder, walked)
@@ -114,7 +117,7 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
     read = meaning(folder, there)
     found = {split: _labelled(read, places) for split, places in zip(("train", "test"), there.values(), strict=False)}
     groups = f"; {read.note}" if read.note else ""
-    if read.groups and not test and not only_test:
+    if read.groups and apart and not test and not only_test:
         found = _split_by_group(folder, read, train)
         groups += f": of {len({*_group_of(read, train)})} groups each is for training or for testing"
     classes = sorted({name for _, name in found["train"]})
@@ -126,7 +129,10 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
     else:
         note += " and, of each class a fifth, for testing"
     note += f"; called by their folders: {listed(classes, SHOWN)}{groups}"
-    return Pictures(found, (note + _skipped(walked, passed),))
+    above = read.domains or read.groups
+    of = {path: name for parts, name in above.items() for each in there.values() for path in each.get(parts, ())}
+    folders = {split: [of[path] for path, _ in pairs] for split, pairs in found.items()} if of else {}
+    return Pictures(found, (note + _skipped(walked, passed),), folders)
 
 
 def holds_classes(folder: Path) -> bool:

@@ -31,11 +31,12 @@ REMEDY = "give classes the same name in all domains, or each group a name of its
 
 @dataclass(frozen=True)
 class Reading:
-    """The class and, if there are groups, the group of each folder, and a note on the meaning of the levels."""
+    """The class of each folder, its group or its domain if there are such, and a note on the meaning of the levels."""
 
     classes: dict[Parts, str]
     groups: dict[Parts, str] = field(default_factory=dict)
     note: str = ""
+    domains: dict[Parts, str] = field(default_factory=dict)
 
 
 def check_no_masks(folder: Path, names: Sequence[str]) -> None:
@@ -94,7 +95,7 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
     groups = {parts: rest[0] for parts, rest in short.items()}
     shown = listed(sorted(above), SHOWN)
     if not groups_above or (len(splits) > 1 and not _numbered(above)):
-        return Reading(classes, note=f"folders above those of classes ({shown}) are domains")
+        return Reading(classes, note=f"folders above those of classes ({shown}) are domains", domains=groups)
     read = Reading(classes, groups, f"folders above those of classes ({shown}) are groups")
     _check_apart(folder, splits, read)
     return read

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fewbytes.base.python_words import in_python
 from fewbytes.data.clients import Dataset, FederatedData
-from fewbytes.data.datasets import client_folders, holds_table, load_dataset
+from fewbytes.data.datasets import client_folders, holds_table
+from fewbytes.data.datasets import load_dataset as load
 from fewbytes.data.federated import federate, federate_local, federate_partition
 from fewbytes.data.masks import masks_of_boxes
 from fewbytes.data.own import is_function, own_data
@@ -23,6 +25,8 @@ from fewbytes.data.transforms import (
     with_transforms,
 )
 from fewbytes.data.validation import hold_out
+
+load_dataset = in_python("schema=Schema({})")(load)
 
 __all__ = [
     "AUGMENTATIONS",

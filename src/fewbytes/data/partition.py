@@ -31,17 +31,32 @@ def dirichlet(labels: Indices, clients: int, alpha: float, rng: RandomState, min
     Disjoint and exhaustive; redrawn until every client has `min_samples`. Source: DENSE (Zhang et al. 2022), used by
     FuseFL unchanged and by FedKTL ("practical setting") with min_samples 1. Raises UserError if TRIES draws fail.
     """
-    failed = UserError(
-        f"no partition of {len(labels)} samples with alpha {alpha} leaves each of {clients} clients at least "
-        f"{min_samples} samples; raise alpha, use fewer clients or more samples"
-    )
-    if clients * min_samples > len(labels):
-        raise failed
-    for _ in range(TRIES):
+    for _ in range(TRIES if clients * min_samples <= len(labels) else 0):
         given = _split_classes(labels, clients, alpha, rng)
         if given and min(sum(map(len, part)) for part in given) >= min_samples:
             return _shuffled(given, rng)
-    raise failed
+    raise _too_few(len(labels), clients, alpha, min_samples)
+
+
+def quantity(labels: Indices, clients: int, alpha: float, rng: RandomState, min_samples: int = 10) -> list[Indices]:
+    """Random subsets of unequal sizes: clients' shares of the samples are drawn from Dir(alpha).
+
+    Disjoint and exhaustive; redrawn until every client has `min_samples`. Source: NIID-Bench (Li et al. 2022), quantity
+    skew. Raises UserError if TRIES draws fail.
+    """
+    for _ in range(TRIES if clients * min_samples <= len(labels) else 0):
+        shares = rng.dirichlet(np.full(clients, alpha))
+        parts = _cut(rng.permutation(len(labels)), shares) if np.isfinite(shares).all() else [labels[:0]]
+        if min(map(len, parts)) >= min_samples:
+            return parts
+    raise _too_few(len(labels), clients, alpha, min_samples)
+
+
+def _too_few(samples: int, clients: int, alpha: float, min_samples: int) -> UserError:
+    return UserError(
+        f"no partition of {samples} samples with alpha {alpha} leaves each of {clients} clients at least "
+        f"{min_samples} samples; raise alpha, use fewer clients or more samples"
+    )
 
 
 def _split_classes(labels: Indices, clients: int, alpha: float, rng: RandomState) -> list[list[Indices]]:

@@ -41,19 +41,19 @@ class Encoded:
 Read = Callable[[], tuple[dict[str, Encoded], tuple[str, ...]]]  # by split, and the class names
 
 
-def source(folder: Path, first: Sequence[str] = ("train",)) -> tuple[Files, Read, Notes] | None:
+def source(folder: Path, first: Sequence[str] = ("train",), apart: bool = True) -> tuple[Files, Read, Notes] | None:
     """The files of the data set in a folder, their reader and notes; None if it has no split named as one of `first`.
-    Raises UserError as `labelled_images` and `check_inside`."""
-    found = _source(folder, first)
+    `apart`: as in `labelled_images`. Raises UserError as `labelled_images` and `check_inside`."""
+    found = _source(folder, first, apart)
     if found is not None:
         check_inside(folder, (path for paths in found[0].values() for path in paths))
     return found
 
 
-def _source(folder: Path, first: Sequence[str]) -> tuple[Files, Read, Notes] | None:
-    if parquet := _parquet_files(folder, first):
+def _source(folder: Path, first: Sequence[str], apart: bool) -> tuple[Files, Read, Notes] | None:
+    if parquet := parquet_files(folder, first):
         return parquet, partial(_read_parquet, folder, parquet), ()
-    if pictures := labelled_images(folder, only_test="train" not in first):
+    if pictures := labelled_images(folder, "train" not in first, apart):
         by_class: Files = {}
         for split, found in pictures.splits.items():
             for path, name in found:
@@ -64,7 +64,7 @@ def _source(folder: Path, first: Sequence[str]) -> tuple[Files, Read, Notes] | N
     return None
 
 
-def _parquet_files(folder: Path, first: Sequence[str] = ("train",)) -> Files:
+def parquet_files(folder: Path, first: Sequence[str] = ("train",)) -> Files:
     """The Parquet files of the first place that has a split named as one of `first`; empty if there is none."""
 
     def splits(place: Path) -> Files:

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from fewbytes.base.errors import LikelyMistake, UserError, listed, suggestion
 from fewbytes.base.python_words import in_python
-from fewbytes.data.clients import Dataset, split_off_test
+from fewbytes.data.clients import Dataset, Values, split_off_test
 from fewbytes.data.columns import FEW, is_number
 from fewbytes.data.frames import Table, as_arrow, run_with
 from fewbytes.data.identifiers import check_no_identifier, index_columns
+from fewbytes.data.natural import column_values
 from fewbytes.data.schema import COLUMNS, DOUBT, NOT_SCALED, Schema, no_column, refused
 from fewbytes.data.split import Split, Targets
 from fewbytes.data.table_files import Files, read_columns
@@ -178,7 +179,12 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
         mine, own = splits[0].take([]), splits[0]
     else:
         mine, own = (splits[0].take(half.rows) for half in halves if half.rows is not None)
-    return Dataset(name, mine, own, classes, groups_of(schema), schema, tuple(notes))
+
+    def values(column: str) -> tuple[Values, Values]:
+        found = [column_values(each, column, rows) for each, rows in zip(tables, kept, strict=True)]
+        return found[0], found[-1]
+
+    return Dataset(name, mine, own, classes, groups_of(schema), schema, tuple(notes), columns=values)
 
 
 def _grouped(table: Table, schema: Schema, rows: NDArray[np.bool_]) -> list[str]:
@@ -210,7 +216,12 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
     if len(set(target)) < len(target):
         raise UserError(f"--target names a column twice ({listed(target)}): give each once")
     group = (asked.group,) if asked.group else ()
-    named = {"--target": target, "--leave-out": asked.leave_out, "--columns": asked.columns, "--group": group}
+    named = {
+        "--target": target,
+        "--leave-out or --partition column": asked.leave_out,
+        "--columns": asked.columns,
+        "--group": group,
+    }
     named["--categories"] = tuple(asked.categories)
     for option, names in named.items():
         for name in names:

@@ -28,6 +28,7 @@ from fewbytes.data.formats.yolo import yolo_places
 from fewbytes.data.frames import run_with
 from fewbytes.data.masks import holds_masks
 from fewbytes.data.named import NamedTensors
+from fewbytes.data.natural import folder_names
 from fewbytes.data.schema import Schema, no_column, refused
 from fewbytes.data.sources import source
 from fewbytes.data.split import IGNORED_TOKEN, Split, Targets
@@ -116,7 +117,8 @@ def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, on
     whole = Split(x, labels, learnt=Targets("tokens", torch.from_numpy(y)))
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     train, test = whole.take(np.flatnonzero(trains)), whole.take(np.flatnonzero(~trains))
-    return Dataset(name, train, test, tuple(map(str, tokens)), tuple(groups))
+    columns = folder_names(name, np.array(groups)[labels.numpy()])
+    return Dataset(name, train, test, tuple(map(str, tokens)), tuple(groups), columns=columns)
 
 
 def token_ids(texts: Sequence[str], tokenizer: Any, length: int) -> NamedTensors:

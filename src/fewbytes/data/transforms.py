@@ -173,9 +173,14 @@ def _mirrored(x: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, most: float) -> Tensor:
-    """Rotate each image about its centre by at most `most` degrees, uniformly: nearest pixels, black outside."""
+    """Rotate each image by at most `most` degrees, uniformly."""
+    return turned(x, most * (2 * torch.rand(len(x)) - 1))
+
+
+def turned(x: Tensor, degrees: Tensor) -> Tensor:
+    """Images (n, C, H, W) rotated about their centres by `degrees` (n,): nearest pixels, black outside."""
     n, _, height, width = x.shape
-    angle = torch.deg2rad(most * (2 * torch.rand(n) - 1))
+    angle = torch.deg2rad(degrees)
     cos, sin, none = angle.cos(), angle.sin(), torch.zeros(n)
     turns = torch.stack([cos, -sin * height / width, none, sin * width / height, cos, none], 1).view(n, 2, 3)
     places = F.affine_grid(turns.to(x.device), list(x.shape), align_corners=False)

@@ -160,7 +160,8 @@ class Replies:
         self.round_time.observe(client, steps, training, moving)
         if self.round_time.short:
             what = "the round time is shorter than an exchange with one local step: raise it"
-            self.step.note(what, f"{len(self.round_time.short)} clients")
+            short = self.round_time.short.values()
+            self.step.note(what, f"{len(short)} clients, of which one takes {max(short):.3g} s")
 
     def resume(self, ledger: Ledger) -> None:
         """Set the ledger of a resumed run; clients then take as many steps as it shows, or as fit by it."""

@@ -17,6 +17,7 @@ from fewbytes.codec.stream import Versions
 from fewbytes.core.method import Method, handlers_of
 from fewbytes.core.training import Local
 from fewbytes.experiments.config_file import read_experiment
+from fewbytes.experiments.papers import Paper, papers_in
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.methods import METHODS
 
@@ -66,7 +67,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class About:
-    """A method's kind (of KINDS), what a client sends per round, its paper, idea, cost and parameters."""
+    """A method's kind (of KINDS), what a client sends per round, its paper, idea, cost and parameters; and the papers
+    to cite."""
 
     name: str
     kind: str
@@ -75,6 +77,7 @@ class About:
     idea: str
     cost: str
     parameters: list[Parameter]
+    papers: list[Paper]
 
 
 def about(name: str, method: type[Method]) -> About:
@@ -88,7 +91,7 @@ def about(name: str, method: type[Method]) -> About:
         Parameter(key, described(kinds[key]), default, _meaning(key, meanings.get(key, "")))
         for key, default in sorted(method.defaults().items(), key=lambda item: item[0] in terms)  # its own first
     ]
-    return About(name, _kind(method), method.promises.sends, paper, idea, cost, parameters)
+    return About(name, _kind(method), method.promises.sends, paper, idea, cost, parameters, [*papers_in(text)])
 
 
 def payloads(frame: Path) -> dict[str, type[Any]]:

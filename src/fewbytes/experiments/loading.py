@@ -26,16 +26,16 @@ from fewbytes.data import (
     holds_table,
     holds_text,
     is_function,
-    load_dataset,
     load_text,
     masks_of_boxes,
     own_data,
     with_public,
 )
 from fewbytes.data.channels import channel_figures
-from fewbytes.data.datasets import HOST
+from fewbytes.data.datasets import HOST, Splitting, load_dataset
+from fewbytes.data.natural import words
 from fewbytes.data.schema import USUAL_MARKS
-from fewbytes.data.settings import USED_BY
+from fewbytes.data.settings import FOLDERS, USED_BY
 from fewbytes.data.split import ungrouped
 from fewbytes.data.table_files import table_suffix
 from fewbytes.data.tables import empty_table
@@ -61,6 +61,8 @@ class Loaded:
     """What servers and nodes must agree on."""
     data: DataSettings
     """The settings, with class names and the meaning of columns."""
+    partition: Partition
+    """The settings, with the number of clients."""
     model: ModelSettings
     """The settings, with the statistics of a normalisation."""
     tokenizer: Any = None
@@ -74,12 +76,12 @@ def load(data: DataSettings, partition: Partition, model: ModelSettings, here: S
     machine; None: all. Raises UserError."""
     if partition.partition == "local":
         return _local(Reader(data, model), partition, here)
-    return _split(Reader(data, model), partition)
+    return _split(Reader(data, model, partition), partition)
 
 
 def _split(reader: Reader, partition: Partition) -> Loaded:
     """The dataset split among clients; servers and nodes all split it."""
-    how, model = reader.settings, reader.model
+    how, model = reader.asked, reader.model
     if how.client_data is not None or how.class_names is not None:
         name = "class_names" if how.client_data is None else "--client-data"
         raise UserError(f"{name} is for clients with their own data: add --partition local")
@@ -90,7 +92,7 @@ def _split(reader: Reader, partition: Partition) -> Loaded:
                 f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
             )
     dataset, public = reader.part(reader.dataset(how.dataset)), None
-    kept = _with_schema(how, dataset)
+    kept = _with_schema(how if dataset.schema is None else reader.settings, dataset)
     # the key is part of a run's fingerprint: with another wording, earlier runs could not be resumed
     agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
     if partition.test != "own-share":
@@ -101,7 +103,23 @@ def _split(reader: Reader, partition: Partition) -> Loaded:
         figures = Normalisation.of(*channel_figures(dataset.train))
         model = dataclasses.replace(model, normalise=figures)  # these are kept: no need to compute again
     federated = dataclasses.replace(federate(dataset, partition, model.seed), public=public)
-    return reader.loaded(federated, agreed, kept, model)
+    for key in ("label_noise", "shift"):
+        if (value := getattr(partition, key)) is not None:
+            agreed[key] = str(value)
+    if (column := partition.column) is not None:
+        left = len(dataset.test) - sum(len(client.test) for client in federated.clients)
+        reader.note(words(federated.names, column, left if partition.test == "own-share" else 0))
+        partition = dataclasses.replace(partition, clients=len(federated.clients))
+    return reader.loaded(federated, agreed, (kept, partition, model))
+
+
+def _without_column(how: DataSettings, column: str | None) -> DataSettings:
+    """The settings, by which a table's column that names the clients is no feature, unless `columns` names it."""
+    if not column or how.schema is not None or how.text is not None or column in (how.columns or ()):
+        return how
+    if column in (how.leave_out or ()) or column == how.group:
+        return how
+    return dataclasses.replace(how, leave_out=[*(how.leave_out or ()), column])
 
 
 def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> Loaded:
@@ -135,29 +153,42 @@ def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> L
     agreed = {} if like.learns == "tokens" else {"classes": json.dumps(names)}
     agreed |= {"shape of a sample": str(test.shape)}
     agreed |= {} if like.schema is None else {"columns": like.schema.text()}
-    return reader.loaded(federated, agreed, kept, model)
+    return reader.loaded(federated, agreed, (kept, partition, model))
 
 
 class Reader:
-    """Reads datasets as the settings say, and keeps the tokenizer and the notes of all that it read."""
+    """Reads datasets as the settings say, and keeps the tokenizer and the notes of all that it read. `partition`: how a
+    dataset will be split. A column that names the clients is no feature."""
 
-    def __init__(self, settings: DataSettings, model: ModelSettings) -> None:
-        self.settings, self.model = settings, model
+    def __init__(self, settings: DataSettings, model: ModelSettings, partition: Partition | None = None) -> None:
+        column = None if partition is None else partition.column
+        self.asked, self.settings, self.model = settings, _without_column(settings, column), model
+        plain = None if partition is None else dataclasses.replace(partition, shift=None)
+        check = None if plain is None else lambda labels: federate(self._used(labels), plain, model.seed)
+        self._splitting = Splitting(column != FOLDERS, check)  # each of the folders is for training and for testing
         self._tokenizer: Any = None
         self._notes: list[str] = []
 
     def loaded(
-        self, federated: FederatedData, agreed: Mapping[str, str], data: DataSettings, model: ModelSettings
+        self,
+        federated: FederatedData,
+        agreed: Mapping[str, str],
+        settings: tuple[DataSettings, Partition, ModelSettings],
     ) -> Loaded:
         """What was read, and what servers and nodes with text must agree on in addition."""
         of_text = {} if self._tokenizer is None else {TOKENIZER: tokenizer_digest(self._tokenizer)}
-        return Loaded(federated, of_text | dict(agreed), data, model, self._tokenizer, tuple(self._notes))
+        return Loaded(federated, of_text | dict(agreed), *settings, self._tokenizer, tuple(self._notes))
+
+    def note(self, text: str) -> None:
+        """Note a finding."""
+        self._notes.append(text)
 
     def client(self, place: str, client: Id, settings: DataSettings) -> Dataset:
         """A client's own dataset, with the class names and columns of these settings."""
         with of_data():
             if is_function(place):
-                return self.part(own_data(place, client, settings.class_names))
+                own = own_data(place, client, settings.class_names)
+                return self.part(dataclasses.replace(own, notes=tuple(f"client {client}: {n}" for n in own.notes)))
             return _in_one_group(self.part(self.dataset(place, schema=schema_of_settings(settings))))
 
     def server(self) -> Dataset:
@@ -175,6 +206,9 @@ class Reader:
     def part(self, dataset: Dataset) -> Dataset:
         """The part of it that is used."""
         self._notes += [f"{dataset.name}: {note}" for note in dataset.notes]
+        return self._used(dataset)
+
+    def _used(self, dataset: Dataset) -> Dataset:
         return dataset.part(self.settings.part, self.model.seed) if self.settings.part < 1 else dataset
 
     def dataset(self, name: str, only_test: bool = False, schema: Schema | None = None) -> Dataset:
@@ -190,7 +224,7 @@ class Reader:
             raise UserError(
                 f"{name} is a table, and {models[0]} reads text: give the column with the text (--text COLUMN)"
             )
-        dataset = load_dataset(name, how.image_size, only_test, schema, how.uncertain)
+        dataset = load_dataset(name, how.image_size, only_test, schema, how.uncertain, self._splitting)
         if how.uncertain != "refuse" and not dataset.listed:
             raise UserError(f"uncertain is for images with a table of labels, and {name} has none: leave it out")
         if how.masks and dataset.learns != "boxes":

@@ -11,14 +11,25 @@ from fewbytes.core.task import Task
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.evaluate import evaluate_here
 from fewbytes.experiments.pages import write_page
-from fewbytes.experiments.run import run_with
+from fewbytes.experiments.run import check_engine, run_with
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.methods import method_class
 from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, not_generated
-from fewbytes.running.run import Run
+from fewbytes.running.run import Run, check_settings
 from fewbytes.running.watcher import Watcher, together
+
+
+def check_alone(settings: dict[str, Any]) -> None:
+    """Raises UserError for mistakes in the settings of a run that can be found before its data are loaded."""
+    experiment = make_experiment(settings)
+    run, clients = experiment.run, experiment.partition.clients + experiment.partition.newcomers
+    if experiment.partition.column is None:  # else their number is known once the data are
+        check_settings(experiment.build_method(), run, experiment.policy, clients)
+    if run.engine == "local":
+        run.check_in_process()
+    check_engine(run.engine)
 
 
 class PreparedRun:

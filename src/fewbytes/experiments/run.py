@@ -62,8 +62,8 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
 def run_with(run: Run) -> Result:
     """Run a checked `Run` on the engine of its settings."""
     settings = run.settings
+    check_engine(settings.engine)
     if settings.engine == "flower-simulation":
-        needs("Flower's simulation", "simulation", "flwr", "ray")
         from fewbytes.flower.simulation import simulate
 
         return simulate(run)
@@ -72,3 +72,9 @@ def run_with(run: Run) -> Result:
 
     settings.check_in_process()
     return drive(run, lambda terms, origin, _: local_engine(terms, origin, settings.workers))
+
+
+def check_engine(engine: str) -> None:
+    """Raises UserError if an engine's packages are not installed."""
+    if engine == "flower-simulation":
+        needs("Flower's simulation", "simulation", "flwr", "ray")

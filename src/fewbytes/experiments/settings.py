@@ -24,7 +24,7 @@ from fewbytes.data import (
 )
 from fewbytes.experiments.config_file import folded, read_experiment
 from fewbytes.experiments.groups import GROUPS, KEYS, DataSettings, LearningSettings, ModelSettings
-from fewbytes.methods import method_class
+from fewbytes.methods import canonical, method_class
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.methods.parts.secure import SecureAggregation
 from fewbytes.models.hugging_face import PREFIX
@@ -120,6 +120,7 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
             raise UserError(f"there is no setting {key!r}{suggestion(key, KEYS)}")
     if not isinstance(settings.get("method"), str):
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
+    settings["method"] = canonical(settings["method"])
     parameters = settings.get("parameters", {})
     place = settings.get("client_data")
     if isinstance(place, str) and "clients" not in settings:

@@ -27,6 +27,11 @@ def with_survey(settings: Mapping[str, Any], path: Path, note: Callable[[str], N
     whole, others = SurveyFile.read(path), {key: value for key, value in settings.items() if key != "schema"}
     asked = schema_of_settings(DataSettings.read(others))
     target, known = asked.target or tuple(whole.target), whole.pooled
+    if not known:
+        raise UserError(
+            f"{path} describes no column, as no figure is of fewer than {whole.min_count} samples: survey again, with "
+            "a smaller --min-count, or with sites that tell their figures"
+        )
     if not target:
         raise UserError(f"{path} names no column to predict: give it (--target COLUMN)")
     for name in (*target, *asked.columns, *asked.leave_out):
@@ -51,9 +56,9 @@ def with_survey(settings: Mapping[str, Any], path: Path, note: Callable[[str], N
         leave_out=tuple(dict.fromkeys((*asked.leave_out, *left))),
         unknown="none",
     )
-    for name in dict.fromkeys(each.column for each in whole.findings if each.kind == "units"):
-        if name in numeric:
-            note(f"the units of {name!r} seem to differ between the sites ({path}): correct them, or leave it out")
+    for each in whole.findings:
+        if each.kind == "units" and each.column in numeric:
+            note(f"the units of {each.column!r} seem to differ ({path}): correct them, or leave it out; {each.text}")
     if left:
         note(f"{listed([*map(repr, left)], COLUMNS)} are left out: {path} has no numbers or categories of them")
     found = {**others, "schema": msgspec.to_builtins(schema)}

@@ -10,7 +10,8 @@ from typing import Any
 
 from fewbytes.base.errors import UserError, listed, suggestion
 from fewbytes.core.devices import check_device
-from fewbytes.core.objective import ClassWeights, Objective
+from fewbytes.core.known_metrics import check_metrics_named
+from fewbytes.core.objective import ClassWeights
 from fewbytes.core.objectives import objective_for
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
@@ -21,12 +22,12 @@ from fewbytes.experiments.loading import TOKENIZER, Loaded, load
 from fewbytes.experiments.settings import Experiment
 from fewbytes.experiments.surveying import TermsOf, survey_task
 from fewbytes.models.adapters import Adapters
-from fewbytes.models.build import ModelBuilder
+from fewbytes.models.build import ModelBuilder, check_models_named
 from fewbytes.models.builders import convolutional
 from fewbytes.models.hugging_face import PREFIX, check_tokenizer
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.normalisation import Normalisation
-from fewbytes.models.pretrained import check_fits, read_pretrained
+from fewbytes.models.pretrained import Pretrained, check_fits, read_pretrained
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.running.run import Run
 from fewbytes.running.watcher import Watcher
@@ -90,25 +91,19 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None, terms: TermsO
     check_device(experiment.model.device)
     if experiment.build_method().promises.describes:
         return Found(experiment, survey_task(experiment, here, terms or (lambda client: SiteTerms())))
-    loaded = load(experiment.data, experiment.partition, experiment.model, here)
+    pretrained = _checked(experiment.model, experiment.learning)
+    loaded = clients_data(experiment, here)
     agreed = loaded.agreed
-    federated = loaded.federated
-    if share := experiment.learning.validation:
-        if federated.learns == "boxes":
-            raise UserError("detectors are scored on the server's test data alone: leave validation out")
-        apart = experiment.partition.partition == "local"  # a server has none of the clients' data
-        federated = hold_out(federated, share, experiment.model.seed, apart)
-        agreed = {**agreed, "validation": str(share)}
-    data = with_transforms(federated, AUGMENTATIONS[loaded.data.augment], loaded.data.backdoor)
+    data = with_transforms(loaded.federated, AUGMENTATIONS[loaded.data.augment], loaded.data.backdoor)
     model = dataclasses.replace(loaded.model, model=_model_name(experiment, data))
-    experiment = dataclasses.replace(experiment, data=loaded.data, model=model)
+    experiment = dataclasses.replace(experiment, data=loaded.data, partition=loaded.partition, model=model)
     build = _builder(model, data)
     _check_samples(build, data, loaded)
     if build.normalisation is not None:
         agreed = {**agreed, "normalisation": str(build.normalisation)}
     if experiment.learning.positive is not None:
         agreed = {**agreed, "positive": experiment.learning.positive}
-    task = _task(build, model, data, agreed, _objective(experiment.learning, data))
+    task = _task(build, model, data, agreed, _objective(experiment.learning, data) | {"pretrained": pretrained})
     _check_models(build, task, experiment)
     method = experiment.build_method()
     task = method.promising(task, experiment.run.dp, method.planned_rounds(experiment.run.rounds))
@@ -125,6 +120,29 @@ def _on_terms(task: Task, here: Sequence[Id], terms: TermsOf) -> Task:
     return dataclasses.replace(task, data=dataclasses.replace(task.data, clients=tuple(clients)))
 
 
+def _checked(model: ModelSettings, learning: LearningSettings) -> Pretrained | None:
+    """The pretrained weights, if any. Raises UserError for names of models and metrics that there are not, before the
+    data are loaded."""
+    if model.kgf and model.lora:
+        raise UserError("kgf generates the kernels that lora would freeze: leave one of them out")
+    if model.model is not None:
+        check_models_named(model.model)
+    check_metrics_named(learning.metrics or (), learning.positive is not None)
+    return None if model.weights is None else read_pretrained(model.weights)
+
+
+def clients_data(experiment: Experiment, here: Sequence[Id] | None = None) -> Loaded:
+    """The clients' data, with those held out for validation. `here`: as in `find`. Raises UserError."""
+    loaded = load(experiment.data, experiment.partition, experiment.model, here)
+    if not (share := experiment.learning.validation):
+        return loaded
+    if loaded.federated.learns == "boxes":
+        raise UserError("detectors are scored on the server's test data alone: leave validation out")
+    apart = experiment.partition.partition == "local"  # a server has none of the clients' data
+    federated = hold_out(loaded.federated, share, experiment.model.seed, apart)
+    return dataclasses.replace(loaded, federated=federated, agreed={**loaded.agreed, "validation": str(share)})
+
+
 def _model_name(experiment: Experiment, data: FederatedData) -> str:
     """The given model, or the default for the method and the data."""
     shape = data.test.shape
@@ -134,8 +152,6 @@ def _model_name(experiment: Experiment, data: FederatedData) -> str:
 
 
 def _builder(model: ModelSettings, data: FederatedData) -> ModelBuilder:
-    if model.kgf and model.lora:
-        raise UserError("kgf generates the kernels that lora would freeze: leave one of them out")
     normalisation = _normalisation(model.normalise, data)
     kernels = Kernels(model.kgf, model.seed) if model.kgf else None
     return ModelBuilder(str(model.model), data.test.shape, len(data.classes), kernels, normalisation, data.learns)
@@ -161,7 +177,7 @@ def _check_samples(build: ModelBuilder, data: FederatedData, loaded: Loaded) -> 
             raise UserError(f"{name} takes tokens or images, and {loaded.data.dataset} holds numbers: use mlp")
 
 
-def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Objective]:
+def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Any]:
     """The objective, if it is not the default for the data. Raises UserError."""
     metrics, weights, positive = learning.metrics, learning.class_weights, learning.positive
     if metrics is None and weights is None and positive is None:
@@ -169,6 +185,11 @@ def _objective(learning: LearningSettings, data: FederatedData) -> dict[str, Obj
     if data.learns == "boxes":
         raise UserError("detectors have their own loss and COCO's metrics: leave metrics and class_weights out")
     given: ClassWeights | None = None if weights is None else weights.each or "balanced"
+    if positive is not None and data.learns != "classes":
+        raise UserError(
+            f"positive names one of several classes, and the targets here are {data.learns}: leave it out, or have "
+            "another column predicted (target)"
+        )
     if positive is not None and positive not in data.classes:
         raise UserError(
             f"positive: there is no class {positive!r}{suggestion(positive, data.classes)}; there are "
@@ -183,21 +204,20 @@ def _task(
     model: ModelSettings,
     data: FederatedData,
     agreed: Mapping[str, str],
-    objective: Mapping[str, Objective],
+    more: Mapping[str, Any],
 ) -> Task:
     """The task, after checking that its models can be built. Raises UserError."""
     splits = [data.test, *(client.train for client in data.clients)]
     task = Task.on(
         data,
         build,
-        **objective,
+        **more,
         **({} if any(map(len, splits)) else {"sample": data.test.blank()}),  # a server without a table of its own
         agreed=agreed,
         seed=model.seed,
         precision=model.precision,
         device=model.device,
         recalibrate=model.recalibrate,
-        pretrained=None if model.weights is None else read_pretrained(model.weights),
         lora=None if model.lora is None else Adapters(model.lora),
     )
     try:

@@ -62,8 +62,22 @@ METHODS: Mapping[str, type[Method]] = _Methods()
 """Every method by its name on the command line, in alphabetical order."""
 
 
+def canonical(name: str) -> str:
+    """The name in METHODS that differs only in case, dashes and underscores, as FedAvg and LG-FedAvg do; another name
+    as it is."""
+    if name in METHODS:
+        return name
+    return next((each for each in METHODS if _folded(each) == _folded(name)), name)
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
 def method_class(name: str) -> type[Method]:
-    """The method class of a name in METHODS, or of `package.module:Class`. Raises UserError if there is none."""
+    """The method class of a name in METHODS (`canonical`), or of `package.module:Class`. Raises UserError if there is
+    none."""
+    name = canonical(name)
     module, colon, _ = name.partition(":")
     if colon:
         return _checked(name, _loaded(name, module, lambda: imported(name)))

@@ -1,6 +1,8 @@
 """DiLoCo: Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen, "DiLoCo: Distributed
-Low-Communication Training of Language Models", 2023, arXiv 2311.08105, Algorithm 1. With `fragments`, it is "Streaming
-DiLoCo with overlapping communication", Douillard et al., 2025, arXiv 2501.18512, without the overlap.
+Low-Communication Training of Language Models", 2023, arXiv 2311.08105, Algorithm 1. With `fragments`, it is
+Streaming DiLoCo, without the overlap: Douillard, Donchev, Rush, Kale, Charles, Garrett, Teston, Lacey, McIlroy, Shen,
+Ramé, Szlam, Ranzato, Barham, "Streaming DiLoCo with Overlapping Communication: Towards a Distributed Free Lunch",
+2025, arXiv 2501.18512.
 
 Clients take H steps of AdamW from the server's model theta, and keep its moments from round to round. The server takes
 their mean change as a gradient of SGD with Nesterov momentum: (1) D = sum_k (n_k / n) theta_k - theta; (2) v <- beta v

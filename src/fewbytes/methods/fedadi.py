@@ -1,5 +1,5 @@
-"""Fed-ADI: Yin, Molchanov, Alvarez, et al., "Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion",
-CVPR 2020, with the ensemble of the clients' models as its teacher.
+"""Fed-ADI: Yin, Molchanov, Alvarez, Li, Mallya, Hoiem, Jha, Kautz, "Dreaming to Distill: Data-Free Knowledge Transfer
+via DeepInversion", CVPR 2020, with the ensemble of the clients' models as its teacher.
 
 The clients train and upload once. The server generates images by gradient descent on pixels. The loss asks for given
 classes (cross-entropy of the ensemble), its batch-norm statistics (Eq. 4), smoothness (total variation, Eq. 3) and

@@ -6,7 +6,7 @@ local epochs. The server takes the mean of the returned models, weighted by the 
 w_{t+1} = sum_k (n_k / n) w_{t+1}^k.
 
 With `server_lr`, `server_momentum` or `nesterov`, it is FedAvgM: Hsu, Qi, Brown, "Measuring the Effects of
-Non-Identical Data Distribution for Federated Visual Classification", 2019. The mean change of the model is then a
+Non-Identical Data Distribution for Federated Visual Classification", 2019, arXiv 1909.06335. The mean change is then a
 gradient of SGD with momentum: (1) D = sum_k (n_k / n) w_{t+1}^k - w_t; (2) v <- beta v + D; (3) w_{t+1} = w_t + eta v
 or, by Nesterov, w_t + eta (D + beta v). Batch-norm statistics are averaged as they are.
 

@@ -1,5 +1,5 @@
-"""Fed-DAFL: Chen, Wang, Xu, et al., "Data-Free Learning of Student Networks", ICCV 2019, with the ensemble of the
-clients' models as its teacher.
+"""Fed-DAFL: Chen, Wang, Xu, Yang, Liu, Shi, Xu, Xu, Tian, "Data-Free Learning of Student Networks", ICCV 2019, with the
+ensemble of the clients' models as its teacher.
 
 The clients train and upload once. The server trains a generator of images to which the ensemble gives confident
 predictions (one-hot loss), large features (activation loss) and all classes equally often (information entropy):

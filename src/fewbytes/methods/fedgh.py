@@ -1,4 +1,4 @@
-"""FedGH: Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized GlobalHead Header", ACM
+"""FedGH: Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM
 Multimedia 2023, Algorithm 1.
 
 Every client keeps its own model. Clients train their whole model and upload the mean features of each class they have;

@@ -1,5 +1,5 @@
-"""FedKTL: "An Upload-Efficient Scheme for Transferring Knowledge From a Server-Side Pre-trained Generator to Clients in
-Heterogeneous Federated Learning", CVPR 2024, Fig. 2.
+"""FedKTL: Zhang, Liu, Hua, Cao, "An Upload-Efficient Scheme for Transferring Knowledge From a Server-Side Pre-trained
+Generator to Clients in Heterogeneous Federated Learning", CVPR 2024, Fig. 2.
 
 Clients keep models of any architecture. A projection to a fixed frame of class vectors, the same for all clients (ETF),
 replaces their classifiers; it is trained with ArcFace (Eq. 1). Each client uploads its classes' mean vectors in this

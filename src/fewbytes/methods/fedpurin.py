@@ -1,4 +1,5 @@
-"""FedPURIN: "Programmed Update and Reduced INformation for Sparse Personalized Federated Learning", Algorithm 1.
+"""FedPURIN: Xie, He, Shi, "FedPURIN: Programmed Update and Reduced INformation for Sparse Personalized Federated
+Learning", arXiv 2510.16065, 2025, Algorithm 1.
 
 Every client keeps its own model. After local training it selects the values whose removal would change the loss most
 (its critical values, Eq. 7-8) and uploads only those, with a bit mask. The server averages them over clients whose

@@ -1,4 +1,5 @@
-"""FML: Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated Mutual Learning", arXiv 2006.16765, Algorithm 1.
+"""FML: Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated Mutual Learning", 2020, arXiv
+2006.16765, Algorithm 1.
 
 Every client keeps its own model, of any architecture, and a copy of one small auxiliary model that all clients share.
 On each batch the two models learn the labels and from each other (deep mutual learning): L_a = alpha CE(a) +

@@ -1,4 +1,5 @@
-"""GENE-FL: "GENE-FL: Gene-Driven Parameter-Efficient Dynamic Federated Learning", arXiv 2504.14628, Algorithms 1 and 2.
+"""GENE-FL: Guo, Lv, Wang, Geng, "GENE-FL: Gene-Driven Parameter-Efficient Dynamic Federated Learning", arXiv
+2504.14628, 2025, Algorithms 1 and 2.
 
 Clients are clustered once by the subspaces of their data. A client loads its cluster's learnGene into its own model and
 trains it with a pull towards the cluster's model (Eq. 4), and a second one on coordinates of low Fisher information

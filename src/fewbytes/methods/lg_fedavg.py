@@ -1,5 +1,5 @@
 """LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act Globally: Federated
-Learning with Local and GlobalModel Representations", NeurIPS 2019 workshop on Federated Learning.
+Learning with Local and Global Representations", NeurIPS 2019 workshop on Federated Learning.
 
 Every client keeps its own model; feature extractors may differ, but features have one size. Clients train their whole
 model and upload its classifier; the server takes the mean of the classifiers, weighted by the clients' numbers of

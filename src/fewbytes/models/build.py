@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -84,13 +85,40 @@ def build_model(name: str, shape: tuple[int, ...], classes: int, learns: str = "
         )
     if name.startswith(PREFIX):
         return hugging_face_model(name.removeprefix(PREFIX), shape, classes, learns)
-    unpooled, at, size = name.partition("@")
-    if not at:
+    unpooled, size = _pooled(name)
+    if not size:
         return _unpooled(name, shape, classes)
-    if not (size.isdecimal() and int(size) > 0):
-        raise UserError(f"model {name!r} needs a positive whole number of features after @, not {size!r}")
     hidden = 768 if unpooled.startswith("torchvision:vit_") else None
-    return PooledFeatures(_unpooled(unpooled, shape, classes), int(size), classes, hidden)
+    return PooledFeatures(_unpooled(unpooled, shape, classes), size, classes, hidden)
+
+
+def check_models_named(names: str) -> None:
+    """Raises UserError for names, joined by `+`, that are wrong for all data. Weights and user's code are not read."""
+    for name in (each for mix in names.split("+") for each in _expanded(mix)):
+        if name.startswith(PREFIX):
+            continue
+        base, _, rest = _pooled(name)[0].partition(":")
+        if base == "torchvision":
+            _check_in_zoo(rest)
+        elif base in NAMES:
+            _options(base, rest)
+        elif not rest or "=" in rest:
+            raise _unknown(base)
+
+
+def _pooled(name: str) -> tuple[str, int]:
+    """A name without its number of pooled features, and that number; 0 for none. Raises UserError."""
+    unpooled, at, size = name.partition("@")
+    if at and not (size.isdecimal() and int(size) > 0):
+        raise UserError(f"model {name!r} needs a positive whole number of features after @, not {size!r}")
+    return unpooled, int(size) if at else 0
+
+
+def _unknown(base: str) -> UserError:
+    return UserError(
+        f"unknown model {base!r}{suggestion(base, (*NAMES, *MIXES))}; there are {', '.join(NAMES)}, "
+        f"torchvision:<name>, hf:<folder or name>, package.module:callable and the mixes {', '.join(MIXES)}"
+    )
 
 
 def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -120,10 +148,7 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         return ResNet(int(number), shape[0], classes, activation=nn.Sigmoid if smooth else nn.ReLU, **options)
     if rest and "=" not in rest:
         return _own(base, rest, shape, classes)
-    raise UserError(
-        f"unknown model {base!r}{suggestion(base, (*NAMES, *MIXES))}; there are {', '.join(NAMES)}, "
-        f"torchvision:<name>, hf:<folder or name>, package.module:callable and the mixes {', '.join(MIXES)}"
-    )
+    raise _unknown(base)
 
 
 class ModelBuilder:
@@ -240,7 +265,8 @@ def _options(base: str, text: str) -> dict[str, Any]:
     return options
 
 
-def _torchvision(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _check_in_zoo(name: str) -> ModuleType:
+    """torchvision's models. Raises UserError if they are not installed, or there is no such classifier."""
     needs(f"the model torchvision:{name}", "vision", "torchvision")
     import torchvision.models as zoo
 
@@ -249,6 +275,11 @@ def _torchvision(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         raise UserError(
             f"torchvision has no classifier {name!r}{suggestion(name, names)}; see torchvision's list of models"
         )
+    return zoo  # type: ignore[no-any-return]
+
+
+def _torchvision(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    zoo = _check_in_zoo(name)
     if len(shape) != 3:
         raise UserError(f"torchvision:{name} needs images, but samples have shape {shape}; use mlp")
     options: dict[str, Any] = {}

@@ -124,7 +124,7 @@ def _check_onnx() -> None:
         import onnxscript  # noqa: F401
     except ImportError:
         raise UserError(
-            "ONNX needs packages that are not installed: pip install 'fewbytes[onnx]'; --torch and --safetensors do not"
+            "ONNX needs packages that are not installed: pip install 'fewbytes[onnx]'; torch and safetensors do not"
         ) from None
 
 
@@ -179,7 +179,7 @@ def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Forma
     except OSError:
         raise
     except Exception as error:  # users' own models may do what cannot be exported
-        others = "--safetensors writes its weights" if step == "PyTorch" else "use --torch --safetensors instead"
+        others = "safetensors has its weights" if step == "PyTorch" else "use torch and safetensors instead"
         why = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error, 200)
         raise UserError(f"the model cannot be exported for {step} ({why}): {others}") from None
 

@@ -187,13 +187,15 @@ def heat_map(partition: Partition, split: Literal["train", "test"]) -> tuple[lis
     for name in classes:
         name = pieces.plain(name, 24)
         names.append(name if name not in names else f"{name} [{len(names)}]")
+    rows = [class_means([counts[i] for i in group], len(names)) for group in groups]
     trace = {
         "type": "heatmap",
         "x": names,
         "y": [group[0] for group in groups],
-        "z": [_mean([counts[i] for i in group], len(names)) for group in groups],
+        "z": rows,
         "customdata": [[pieces.plain(called(group, called_by))] * len(names) for group in groups],
-        "zmin": 0,
+        "zmin": 0,  # plotly takes it only with zmax
+        "zmax": max((value for row in rows for value in row if value is not None), default=0) or 1,
         "xgap": 1 if len(names) <= 50 else 0,
         "ygap": 1 if len(counts) <= 50 else 0,
         "colorbar": {
@@ -205,11 +207,13 @@ def heat_map(partition: Partition, split: Literal["train", "test"]) -> tuple[lis
     }
     return [trace], {
         "xaxis": {"title": "class", "type": "category", "showgrid": False},
-        "yaxis": {"title": "client", "autorange": "reversed", "showgrid": False, "zeroline": False} | _ticks(partition),
+        "yaxis": {"title": "client", "range": [len(counts) - 0.5, -0.5], "showgrid": False, "zeroline": False}
+        | {"tickformat": "d", "dtick": max(1, -(-len(counts) // 10))}
+        | _ticks(partition),
     }
 
 
-def _mean(counts: Sequence[list[int] | int | None], classes: int) -> Sequence[float | None]:
+def class_means(counts: Sequence[list[int] | int | None], classes: int) -> Sequence[float | None]:
     """The mean number of samples per class, over clients whose samples are known by class."""
     known = [row for row in counts if isinstance(row, list)]
     if len(known) < 2:

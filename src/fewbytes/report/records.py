@@ -46,12 +46,14 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 class Partition(TypedDict):
     """`partition.json`: per client the number of samples of each class, in the train and in the test split, and its
-    name if it has one. For data on a client's own node, only the total if the node reports that, or None."""
+    name if it has one. For data on a client's own node, only the total if the node reports that, or None. Only
+    `fewbytes partition` counts the samples held out for validation."""
 
     classes: list[str]
     train: list[list[Number] | Number | None]
     test: list[list[Number] | Number | None]
     names: NotRequired[list[str]]
+    validation: NotRequired[list[list[Number] | Number | None]]
 
 
 class Judged(TypedDict, total=False):

@@ -128,6 +128,8 @@ def notes_of(whole: SurveyFile) -> Iterator[str]:
             f"{', '.join(each.sites)} tell {TELLS[each.tells]} alone: they are in one sum, which hides each of "
             "them, and in the column “all together”."
         )
+    if not any((site.samples or 0) >= whole.min_count for site in whole.sites) and not whole.hidden:
+        yield f"No site has {whole.min_count} samples, so there are no figures: survey with a smaller --min-count."
     if whole.left_out:
         yield (
             f"{', '.join(whole.left_out)} tell no figures, and are in no figure here: a sum hides a site only among "

@@ -10,7 +10,7 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
-from fewbytes.data import load_dataset
+from fewbytes.data.datasets import load_dataset
 from fewbytes.experiments.display import Display, console
 from fewbytes.experiments.groups import Reproducing
 from fewbytes.experiments.prepared import PreparedRun

@@ -46,12 +46,11 @@ class Run:
             raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
         if not isinstance(policy, Policy):
             raise UserError(f"a policy is made by fb.Policy(…), not {named(policy)}")
-        policy.check(len(task.problem.clients))
         task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
         method.handlers()  # raises for one that is no handler
         run = cls(method, task, settings, policy)
-        run._check_settings()
-        run._check_promise()
+        check_settings(method, settings, policy, len(task.problem.clients))
+        run._check_task()
         return run if settings.resume else replace(run, notes=run._tried())
 
     @property
@@ -72,35 +71,15 @@ class Run:
             settings.save_every or 0.0,
         )  # fmt: skip
 
-    def _check_settings(self) -> None:
-        settings, name, clients = self.settings, self.method.method_name, len(self.task.problem.clients)
-        if settings.speeds is not None:
-            settings.speeds.check(clients)
-        if settings.round_time is not None:
-            settings.check_round_time(name, self.method.promises.normalises_steps, self.policy.round_timeout)
-        if settings.engine != "local":
-            settings.check_on_flower()
+    def _check_task(self) -> None:
+        settings, problem = self.settings, self.task.problem
         if settings.stop_when is not None:
-            settings.stop_when.check(self.task.problem.objective.metrics)
-        settings.aggregate.check(name, self.method.promises.aggregates, clients)
-        check_rounding(self.method, settings)
-        for t in () if self.task.problem.stays else range(1, self.rounds + 1):
-            if not self.task.problem.clients_in(t):
+            settings.stop_when.check(problem.objective.metrics)
+        for t in () if problem.stays else range(1, self.rounds + 1):
+            if not problem.clients_in(t):
                 raise UserError(f"no client is present in round {t} of {self.rounds}: change rounds, or the presence")
-
-    def _check_promise(self) -> None:
-        promise, rule = self.settings.dp, self.settings.aggregate
-        if promise is None:
-            return
-        accounting()
-        promise.check(self.method.method_name, self.method.promises.protects)
-        check_models(map(self.task.problem.model, self.task.problem.architectures()))
-        if rule != Rule():
-            raise UserError(f"dp needs the mean of clients' updates, and aggregate is {rule}: leave one out")
-        if self.policy.over_selection:
-            raise UserError(
-                "dp needs a fixed sample of clients, and over_selection replaces late ones: leave over_selection out"
-            )
+        if settings.dp is not None:
+            check_models(map(problem.model, problem.architectures()))
 
     def _tried(self) -> tuple[str, ...]:
         """Notes on the first models. Raises UserError for models that cannot be trained."""
@@ -108,3 +87,28 @@ class Run:
         check_state(self.method, "server", self.method.server(self.task.problem.on_cpu()))
         self.method.state_class("client")
         return tuple(try_models(self.task))
+
+
+def check_settings(method: Method, settings: Settings, policy: Policy, clients: int) -> None:
+    """Raises UserError for settings that a method does not take, or that do not fit together or this number of clients.
+    It needs neither data nor models."""
+    name, promise, rule = method.method_name, settings.dp, settings.aggregate
+    policy.check(clients)
+    if settings.speeds is not None:
+        settings.speeds.check(clients)
+    if settings.round_time is not None:
+        settings.check_round_time(name, method.promises.normalises_steps, policy.round_timeout)
+    if settings.engine != "local":
+        settings.check_on_flower()
+    rule.check(name, method.promises.aggregates, clients)
+    check_rounding(method, settings)
+    if promise is None:
+        return
+    accounting()
+    promise.check(name, method.promises.protects)
+    if rule != Rule():
+        raise UserError(f"dp needs the mean of clients' updates, and aggregate is {rule}: leave one out")
+    if policy.over_selection:
+        raise UserError(
+            "dp needs a fixed sample of clients, and over_selection replaces late ones: leave over_selection out"
+        )

@@ -61,7 +61,9 @@ DOWN = f"{RANGE}, or {LOSSLESS:g}: not at all"
 BitsAValue = Annotated[float, Text(BITS, _bits, float, kinds=str | int | float)]
 DownBits = Annotated[float, Text(f"a number from {DOWN}", _down_bits, float, kinds=str | int | float)]
 Duration = Annotated[
-    float, Meta(gt=0), Text("a length of time such as 30s, 10m or 1h", _seconds, _written, str | int | float)
+    float,
+    Meta(gt=0),
+    Text("a length of time from 0.01s to 30d, like 10m", _seconds, _written, str | int | float),
 ]
 Steps = Annotated[float, Meta(gt=0, le=8)]  # coarser steps round nearly all values to 0
 

@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, listed
-from fewbytes.data.clients import Dataset, split_off_test
+from fewbytes.data.clients import Dataset, Values, split_off_test
 from fewbytes.data.columns import FEW, is_number
 from fewbytes.data.decoding import decoded
 from fewbytes.data.folders import TEST_NAMES, check_inside, is_stray, splits_among
 from fewbytes.data.formats.named_images import Images, as_texts, images_by_name, naming_column
 from fewbytes.data.frames import Table
 from fewbytes.data.identifiers import index_columns
+from fewbytes.data.natural import column_values
 from fewbytes.data.schema import Schema, no_column, refused
 from fewbytes.data.sources import Encoded, chunks
 from fewbytes.data.split import Split, Targets
@@ -157,7 +158,7 @@ def read_label_lists(
             raise no_column(str(first.path), missing[0], others, "name one that is there (--target)")
         raise _unclear(first, _folders(first))
     meaning = _Meaning.of(lists["train"], how)
-    files, labels, groups, notes = {}, {}, {}, list[str]()
+    files, labels, groups, used, notes = {}, {}, {}, {}, list[str]()
     for split, each in lists.items():
         found = _all_found(each)
         values, kept, done = meaning.values(each.table, uncertain)
@@ -167,6 +168,7 @@ def read_label_lists(
         for part, rows in (published or {split: kept}).items():
             files[part] = [path for path, keep in zip(found, rows, strict=True) if keep]
             labels[part], groups[part] = values[rows], _groups(each, how, files[part], rows)
+            used[part] = (each.table, rows)
         count = sum(len(files[part]) for part in published or (split,))
         parts = [f"{each.path.name}: {count} images by column {each.naming!r}", *each.table.notes]
         if published:
@@ -194,7 +196,13 @@ def read_label_lists(
             public=f"training and test have {len(both)} values of {how.group!r} in common: keep each in one",
         )
     named = None if meaning.kind != "labels" else (*meaning.classes, "none")
-    return Dataset(name, train, test, meaning.classes, named, notes=(*pictures.notes, *notes), listed=True)
+
+    def columns(column: str) -> tuple[Values, Values]:
+        found = {part: column_values(table, column, rows) for part, (table, rows) in used.items()}
+        return found["train"], found.get("test", found["train"])
+
+    found_so = (*pictures.notes, *notes)
+    return Dataset(name, train, test, meaning.classes, named, notes=found_so, listed=True, columns=columns)
 
 
 # What is learnt -------------------------------------------------------------------------------------------------------
