@@ -366,14 +366,14 @@ def curves(runs: Sequence[RunFolder], charts: Charts) -> tuple[dict[str, str], l
         traces = []
         for index, name in enumerate(names):
             points = [(t, kinds[kind][str(index)]) for t, kinds in rows if str(index) in kinds.get(kind, {})]
-            look, plain = {"color": pieces.colour(index)}, pieces.plain(name)
+            plain = pieces.plain(name)
             traces.append(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
                     "name": plain,
-                    "line": look,
-                    "marker": look,
+                    "line": {"color": pieces.colour(index), "dash": pieces.dash(index)},
+                    "marker": {"color": pieces.colour(index), "symbol": pieces.symbol(index)},
                     "x": [t for t, _ in points],
                     "y": [value for _, value in points],
                     "hovertemplate": f"{plain}<br>round %{{x}}: <b>%{{y:{form}}}</b><extra></extra>",
