@@ -99,7 +99,7 @@ def timed(groups: Sequence[Repeated], goal: Goal) -> str:
     kept = sorted({group.label for group in groups if own_links(group.first)})
     text = "" if goal.up is None or len(kept) == len(groups) else f"{RULE}, {goal.text}."
     if kept:
-        text += f" By the run's own simulated clock and links: {', '.join(kept)}."
+        text += f" By their own simulated clock: {', '.join(kept)}."
     elif not text and any(run.timed for run in runs):
         text = "Seconds are those of the simulated clock."
     return text.strip()
