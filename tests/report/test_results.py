@@ -114,7 +114,7 @@ def test_seconds_are_those_of_training_and_of_the_slowest_link(folder):
 
 
 def test_links_that_a_run_simulated_are_not_counted_twice(tmp_path):
-    fb.run(fb.FedAvg(), tiny_task(seed=1), rounds=2, workers=1, links="1kB/s", speeds="1,2", out=tmp_path / "run")
+    fb.run(fb.FedAvg(), tiny_task(seed=1), rounds=2, workers=1, links="1kB/s", speeds="1,2,1,1", out=tmp_path / "run")
     run = read_run(tmp_path / "run")
     assert seconds_so_far(run, LINK) == pytest.approx([row["simulated_seconds"] for row in run.rounds])
 

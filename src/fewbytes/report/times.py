@@ -88,7 +88,7 @@ def seconds_so_far(run: RunFolder, goal: Goal) -> list[float]:
 
     A step takes the time of its training, measured, or simulated where clients' speeds were (`--speeds`), and that of
     the slowest client's link for the bytes of its requests and replies, as on the simulated clock. Runs with simulated
-    links of their own (`--links`, or perhaps in Python), which that clock includes, keep its time.
+    links of their own (`--links`; of runs in Python that is not known), which that clock includes, keep its time.
     """
     moving = {} if own_links(run) else _moving(run, goal)
     now, clock, ends = 0.0, 0.0, []

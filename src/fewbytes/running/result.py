@@ -14,9 +14,10 @@ from torch import nn
 
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.files import check_own
-from fewbytes.base.units import megabytes, written
+from fewbytes.base.units import megabytes
 from fewbytes.core.ledger import Ledger
 from fewbytes.models.files import NeedsModule, read_model
+from fewbytes.running.result_page import result_html, score_text
 
 
 @dataclass(repr=False)
@@ -90,7 +91,7 @@ class Result:
 
     def __repr__(self) -> str:
         s = self.summary
-        score = self.written(s["score"]["final"])
+        score = score_text(s, s["score"]["final"])
         parts = [
             f"{s.get('method')}, {s.get('rounds')} rounds" + (f" ({s['status']})" if s.get("status") != "done" else ""),
             *([f"{s['score']['kind']} {s['score']['metric']} {score}"] if s["score"]["final"] is not None else []),
@@ -100,14 +101,7 @@ class Result:
         return f"<Result {str(self.folder)!r}: {'; '.join(parts)}>"
 
     def _repr_html_(self) -> str:
-        from fewbytes.running.result_page import result_html
-
-        return result_html(self)
-
-    def written(self, value: float | None) -> str:
-        """A value of the run's main metric as text: 91.2%, 0.942, or a dash for None."""
-        of = self.summary.get("metrics", {}).get(self.summary["score"]["metric"], {})
-        return written(value, bool(of.get("share")) and bool(of.get("percent", of.get("share"))))
+        return result_html(self.folder, self.summary, self.rounds)
 
 
 def _read(file: Path, parse: Callable[[str], Any]) -> Any:

@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 from fewbytes.base.errors import visible
-from fewbytes.base.units import megabytes
-
-if TYPE_CHECKING:
-    from fewbytes.running.result import Result
+from fewbytes.base.units import megabytes, written
 
 WIDTH, HEIGHT, LEFT, BELOW = 380, 150, 52, 34
 """Pixels of the chart, and of its margins for numbers."""
 Points = list[tuple[float, float]]
 
 
-def result_html(result: Result) -> str:
-    """The HTML of a result: its figures in a table, and a chart if it was scored in two rounds or more."""
-    s = result.summary
+def score_text(summary: dict[str, Any], value: float | None) -> str:
+    """A value of a run's main metric as text: 91.2%, 0.942, or a dash for None. `summary`: result.json."""
+    of = summary.get("metrics", {}).get(summary["score"]["metric"], {})
+    return written(value, bool(of.get("share")) and bool(of.get("percent", of.get("share"))))
+
+
+def result_html(folder: Path, s: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The HTML of a result: its figures in a table, and a chart if it was scored in two rounds or more. `s`:
+    result.json; `rows`: the lines of rounds.jsonl."""
     score = s["score"]
     title = f"{s.get('method')}, {s.get('rounds')} rounds" + (f", {s['status']}" if s.get("status") != "done" else "")
     kinds = {kind: of for kind, of in score.get("all", {}).items() if of}
-    rows = [(f"{kind} {score['metric']}", f"{result.written(of['final'])} (best {result.written(of['best'])})")
+    figures = [(f"{kind} {score['metric']}", f"{score_text(s, of['final'])} (best {score_text(s, of['best'])})")
             for kind, of in kinds.items()]  # fmt: skip
-    rows += [
+    figures += [
         ("bytes", f"{megabytes(s.get('uplink_bytes'))} MB up, {megabytes(s.get('downlink_bytes'))} MB down"),
         ("time", f"{s.get('seconds', 0.0):.3g} s"),
-        ("folder", str(result.folder)),
+        ("folder", str(folder)),
     ]
     cells = "".join(
         f'<tr><th style="text-align:left">{_text(name)}</th><td style="text-align:left">{_text(value)}</td></tr>'
-        for name, value in rows
+        for name, value in figures
     )
-    points = _points(result)
-    drawn = _chart(result, points) if len(points) > 1 else ""
+    points = _points(s, rows)
+    drawn = _chart(s, points) if len(points) > 1 else ""
     return f"<div><b>{_text(title)}</b><table>{cells}</table>{drawn}</div>"
 
 
-def _points(result: Result) -> Points:
+def _points(summary: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Points:
     """The main score at the megabytes moved so far, in both directions."""
-    metric, kind = result.summary["score"]["metric"], result.summary["score"]["kind"]
+    metric, kind = summary["score"]["metric"], summary["score"]["kind"]
     moved, points = 0, []
-    for row in result.rounds:
+    for row in rows:
         moved += row.get("uplink_bytes", 0) + row.get("downlink_bytes", 0)
         value = row.get("scores", {}).get(metric, {}).get(kind)
         if row.get("phase") != "join" and isinstance(value, int | float) and math.isfinite(value):
@@ -51,7 +56,7 @@ def _points(result: Result) -> Points:
     return points
 
 
-def _chart(result: Result, points: Points) -> str:
+def _chart(summary: dict[str, Any], points: Points) -> str:
     """A line in the text's colour, so that it shows on light and dark pages, with the ends of both axes as numbers."""
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     low, high = min(y for _, y in points), max(y for _, y in points)
@@ -62,10 +67,10 @@ def _chart(result: Result, points: Points) -> str:
         return f"{LEFT + across * (WIDTH - LEFT - 10):.1f},{10 + (1 - up) * (HEIGHT - BELOW - 16):.1f}"
 
     line, bottom = " ".join(place(*point) for point in points), HEIGHT - BELOW
-    score = result.summary["score"]
+    score = summary["score"]
     words = [
-        (LEFT - 6, 14, "end", result.written(high)),
-        (LEFT - 6, bottom - 2, "end", result.written(low)),
+        (LEFT - 6, 14, "end", score_text(summary, high)),
+        (LEFT - 6, bottom - 2, "end", score_text(summary, low)),
         (LEFT, bottom + 16, "start", f"{left:.3g}"),
         (WIDTH - 10, bottom + 16, "end", f"{right:.3g}"),
         ((LEFT + WIDTH) / 2, bottom + 16, "middle", f"{score['kind']} {score['metric']} over MB of both directions"),
