@@ -97,10 +97,23 @@ function save(div, type, ending, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
+// the names of traces: of their run, and of what differs within one
+function namesOf(traces) {
+  const first = traces.map((trace) => trace.customdata?.[0]);
+  const names = traces.map((trace, i) => plain(trace.name ?? (Array.isArray(first[i]) ? first[i][0] : first[i])));
+  return names.map((name, i) => names.indexOf(name) !== names.lastIndexOf(name) && Array.isArray(first[i])
+    && typeof first[i][1] === "string" && traces[i].type === "scatter" ? `${name} ${plain(first[i][1])}` : name);
+}
+
 async function svg(div) {
   const { data, layout } = drawing(div, true), shown = new Map(div.data.map((trace, i) => [i, trace]));
   for (const [i, trace] of data.entries())
     if ("first" in trace) Object.assign(trace, { mode: shown.get(i)?.mode, textposition: shown.get(i)?.textposition });
+  const lines = data.filter((trace) => trace.mode?.startsWith("lines") && trace.hoverinfo !== "skip");
+  const names = namesOf(lines);
+  for (const trace of data) trace.showlegend = lines.includes(trace);
+  lines.forEach((trace, i) => { trace.name = names[i]; });
+  layout.showlegend = lines.length > 1;
   const size = { width: Math.max(div.clientWidth, 320), height: div.clientHeight };
   Object.assign(layout, { paper_bgcolor: "#ffffff" });
   const url = await Plotly.toImage({ data, layout: { ...layout, ...size } }, { format: "svg", ...size });
@@ -116,17 +129,18 @@ function csv(div) {
   const spread = drawn.some((trace) => trace.deviations), error = drawn.some((trace) => trace.error_x);
   rows.push(["name", title("xaxis", "x"), title("yaxis", "y"), ...(drawn.some((t) => t.z) ? ["value"] : []),
     ...(spread ? ["deviation"] : []), ...(error ? ["low", "high"] : [])]);
-  for (const trace of drawn) {
-    const first = trace.customdata?.[0], label = plain(trace.name ?? (Array.isArray(first) ? first[0] : first ?? ""));
+  const names = namesOf(drawn);
+  for (const [number, trace] of drawn.entries()) {
+    const label = trace.type === "box" ? (i) => `${names[number]} ${plain(trace.customdata[i][1])}` : () => names[number];
     if (trace.z) {
       trace.z.forEach((line, i) => Array.from(line).forEach((value, j) => rows.push(
-        [label, plain(trace.x?.[j] ?? j), read(up, trace.y?.[i] ?? i), value ?? ""])));
+        [plain(trace.customdata?.[i]?.[0] ?? names[number]), plain(trace.x?.[j] ?? j), read(up, trace.y?.[i] ?? i), value ?? ""])));
       continue;
     }
     const { x = [], y = [] } = trace, horizontal = up.size && typeof y[0] === "number";
-    x.forEach((at, i) => rows.push([label, horizontal ? at : exact(at), horizontal ? read(up, y[i]) : y[i] ?? "",
+    x.forEach((at, i) => rows.push([label(i), horizontal ? at : exact(at), horizontal ? read(up, y[i]) : y[i] ?? "",
       ...(spread ? [trace.deviations?.[i] ?? ""] : []),
-      ...(error ? [at - (trace.error_x?.arrayminus ?? trace.error_x?.array ?? [])[i],
+      ...(error && trace.error_x?.visible === false ? ["", ""] : error ? [at - (trace.error_x?.arrayminus ?? trace.error_x?.array ?? [])[i],
         at + (trace.error_x?.array ?? [])[i]].map((end) => Number.isNaN(end) ? "" : end) : [])]));
   }
   const cell = (value) => typeof value === "number" ? String(value) : `"${String(value).replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"`;
