@@ -14,15 +14,10 @@ from rich.console import Console
 import fewbytes as fb
 from fewbytes.base.errors import UserError
 from fewbytes.report import read_runs, write_report
-from fewbytes.report.evaluation import (
-    FILE,
-    evaluation_of,
-    evaluation_table,
-    read_evaluation,
-    site_rows,
-    verdicts,
-    write_evaluation,
-)
+from fewbytes.report.evaluation import FILE, evaluation_of, read_evaluation
+from fewbytes.report.evaluation_page import write_evaluation
+from fewbytes.report.evaluation_tables import evaluation_table, site_rows
+from fewbytes.report.evaluation_words import verdicts
 
 NAMES = ("north", "<b>south", "west")
 

@@ -229,7 +229,9 @@ def evaluate(
     from fewbytes.experiments.evaluate import Evaluating
     from fewbytes.experiments.evaluate import evaluate as evaluate_runs
     from fewbytes.report import read_runs, write_report
-    from fewbytes.report.evaluation import PAGE, evaluation_table, group_table, verdicts
+    from fewbytes.report.evaluation_page import PAGE
+    from fewbytes.report.evaluation_tables import evaluation_table, group_table
+    from fewbytes.report.evaluation_words import verdicts
 
     names = tuple(name.strip() for name in metrics.split(",")) if metrics is not None else ()
     how = Evaluating(alone, pooled, tuple(without or ()), sites, by, names)

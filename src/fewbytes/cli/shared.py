@@ -173,7 +173,9 @@ def show(runs: Sequence[RunFolder], page: Path, goal: Goal | None = None) -> Non
     path of the report."""
     from fewbytes.report import caveats, choices, summary_table
     from fewbytes.report.differences import differences, differences_table
-    from fewbytes.report.evaluation import evaluation_of, evaluation_table, verdicts
+    from fewbytes.report.evaluation import evaluation_of
+    from fewbytes.report.evaluation_tables import evaluation_table
+    from fewbytes.report.evaluation_words import verdicts
     from fewbytes.report.repeats import repeated
     from fewbytes.report.target import target_table
     from fewbytes.report.tuned import tuned

@@ -32,7 +32,8 @@ from fewbytes.experiments.settings import experiment_of
 from fewbytes.experiments.tasks import Found, find
 from fewbytes.models.files import load_model, read_model
 from fewbytes.report import read_runs
-from fewbytes.report.evaluation import COMPARED, FILE, name_of, place_of, write_evaluation
+from fewbytes.report.evaluation import COMPARED, FILE, name_of, place_of
+from fewbytes.report.evaluation_page import write_evaluation
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.records import Cell, Evaluation, Gain, Group, Models
 from fewbytes.report.records import Figure as Numbers

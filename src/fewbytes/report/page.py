@@ -13,7 +13,7 @@ from typing import Literal
 
 from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
-from fewbytes.report import choice, evaluation, leaks, left_out, notes, pictures, pieces, scores, target
+from fewbytes.report import choice, evaluation_page, leaks, left_out, notes, pictures, pieces, scores, target
 from fewbytes.report.charts import (
     DIRECTIONS,
     called,
@@ -30,6 +30,7 @@ from fewbytes.report.charts import (
 )
 from fewbytes.report.differences import differences
 from fewbytes.report.document import document
+from fewbytes.report.evaluation import evaluation_of
 from fewbytes.report.folder import Direction, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.records import Partition, Probed
@@ -167,8 +168,8 @@ def _page(runs: Sequence[RunFolder], goal: Goal) -> str:
     runs = [run for group in groups for run in group.runs]
     numbers = [number for number, group in enumerate(groups) for _ in group.runs]
     charts = _traffic(runs, numbers) | _rounded(runs, numbers)
-    by_site = evaluation.evaluation_of(runs)
-    site_kinds, site_lines = evaluation.curves(runs, charts)
+    by_site = evaluation_of(runs)
+    site_kinds, site_lines = evaluation_page.curves(runs, charts)
     return document(
         "report.html",
         charts,
@@ -182,7 +183,7 @@ def _page(runs: Sequence[RunFolder], goal: Goal) -> str:
         summary=_summary(groups),
         differences=differences(runs),
         tuned=tuned(runs),
-        sites=evaluation.section(by_site, charts),
+        sites=evaluation_page.section(by_site, charts),
         site_kinds=site_kinds,
         site_lines=site_lines,
         sites_views={} if by_site is None else {metric: metric for metric in by_site["metrics"]},
