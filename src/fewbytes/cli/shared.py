@@ -187,7 +187,7 @@ def show(runs: Sequence[RunFolder], page: Path, goal: Goal | None = None) -> Non
     for text in tuned(runs):
         printed.print(text, soft_wrap=True)
     if goal is not None and goal.target is not None:
-        printed.print(target_table(repeated(runs), goal))
+        printed.print(target_table(repeated(runs), goal, printed.width))
     found, by_site = choices(runs), evaluation_of(runs)
     for text in [*map(str, found), *caveats(runs)] if found else ():
         printed.print(text, soft_wrap=True)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fewbytes.base.units import megabytes
 from fewbytes.report import pieces
@@ -54,6 +56,8 @@ class TargetRow(NamedTuple):
 
 
 HEADS = ["round", "MB up", "MB down", "MB both", "seconds", ""]
+LEAST = ("MB down", "MB up", "round", "kind")
+"""Columns that a narrow terminal drops, in this order."""
 
 
 def target_rows(groups: Sequence[Repeated], goal: Goal) -> list[TargetRow]:
@@ -70,15 +74,26 @@ def target_rows(groups: Sequence[Repeated], goal: Goal) -> list[TargetRow]:
     return sorted(rows, key=lambda row: (not row.reached, (row.spread("both") or Spread(0.0, None, 0)).mean))
 
 
-def target_table(groups: Sequence[Repeated], goal: Goal) -> Table:
-    """The way to the target as a table for the terminal."""
+def target_table(groups: Sequence[Repeated], goal: Goal, width: int = 100) -> Table:
+    """The way to the target as a table for the terminal; if `width` is too small, columns are dropped."""
     rows = target_rows(groups, goal)
-    gone = set() if any(row.spread("seconds") for row in rows) else {"seconds"}
+    for gone in (LEAST[:count] for count in range(len(LEAST) + 1)):
+        table = _table(groups, goal, rows, gone)
+        table.caption, caption = None, table.caption
+        if Console(width=1000).measure(table).maximum <= width:
+            break
+    table.caption = caption
+    return table
+
+
+def _table(groups: Sequence[Repeated], goal: Goal, rows: Sequence[TargetRow], dropped: Sequence[str]) -> Table:
+    gone = {*dropped} | (set() if any(row.spread("seconds") for row in rows) else {"seconds"})
     gone |= set() if any(row.cells()[-1] for row in rows) else {""}
-    table = figures_table(explained(groups, goal), ["method", "kind"], [head for head in HEADS if head not in gone])
+    kinds = [] if "kind" in gone else ["kind"]
+    table = figures_table(explained(groups, goal), ["method", *kinds], [head for head in HEADS if head not in gone])
     for row in rows:
         cells = [cell for head, cell in zip(HEADS, row.cells(), strict=True) if head not in gone]
-        table.add_row(row.label, row.kind, *cells)
+        table.add_row(Text(row.label), *([row.kind] if kinds else []), *map(Text, cells))
     return table
 
 

@@ -41,8 +41,8 @@ class Goal:
         """
         if downlink is not None and link is None:
             raise UserError("--downlink is the other half of a link: add --link RATE for uploads")
-        up = None if link is None else Links.read(link)
-        down = up if downlink is None else Links.read(downlink)
+        up = None if link is None else _links("--link", link)
+        down = up if downlink is None else _links("--downlink", downlink)
         text = "" if link is None else link if downlink is None else f"{link} up, {downlink} down"
         return cls(up, down, *_target(target), text)
 
@@ -63,6 +63,13 @@ class Goal:
         higher = run.higher() if self.named is None else self.named.at_least
         metric = self.wanted(run)[1]
         return f"{metric} of {run.written(self.target, metric)} or {'more' if higher else 'less'}"
+
+
+def _links(option: str, text: str) -> Links:
+    try:
+        return Links.read(text)
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
 
 
 def _target(text: str | None) -> tuple[float | None, StopWhen | None]:
