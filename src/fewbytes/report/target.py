@@ -52,7 +52,12 @@ class TargetRow(NamedTuple):
         took, rounds = self.spread("seconds"), self.spread("round")
         form = ".1f" if took is None or took.mean < 100 else ",.0f"
         count = f"{len(self.reached)} of {len(self.runs)} runs" if len(self.reached) < len(self.runs) else ""
-        return [_plain(rounds, ".4g"), *ways, _plain(took, form), count]
+        return [
+            _plain(rounds, ".4g" if rounds is None or rounds.deviation is None else ".1f"),
+            *ways,
+            _plain(took, form),
+            count,
+        ]
 
 
 HEADS = ["round", "MB up", "MB down", "MB both", "seconds", ""]
