@@ -18,6 +18,7 @@ from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.methods.parts.secure import SecureAggregation
 from fewbytes.models.export import export_model as export
 from fewbytes.models.files import load_model
+from fewbytes.report.frame import results
 from fewbytes.running.checkpoint import VERSION as __version__
 from fewbytes.running.recorders import MLflow, TensorBoard, Trackio
 from fewbytes.running.result import Result
@@ -66,6 +67,7 @@ __all__ = [
     "load_model",
     "pack",
     "payload",
+    "results",
     "run",
     "state_of",
     "unpack",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fewbytes as fb
 from fewbytes.report import RunFolder, caveats, choices, read_runs, summary_table, write_report
 from fewbytes.report.choice import CAVEAT, WITHIN, Point, front, recommended
+from fewbytes.report.pieces import COLOURS, GREY
 
 
 def dominates(a: Point, b: Point) -> bool:
@@ -232,7 +233,10 @@ def test_a_page_of_forty_runs(tmp_path):
     traces, layout = chart(text, "choice")["global"]
     marks = [trace for trace in traces if "meta" in trace]
     assert len(marks) == 40
-    assert {trace["text"][0] for trace in marks if "text" in trace["mode"]} == {f"m{i}" for i in range(36)}
+    assert {trace["text"][0] for trace in marks} == {f"m{i}" for i in range(40)}
+    assert {trace["text"][0] for trace in marks if trace["first"]} == {f"m{i}" for i in range(36)}
+    coloured = {trace["text"][0] for trace in marks if trace["marker"]["color"] != GREY}
+    assert coloured == {f"m{i}" for i in range(len(COLOURS))}  # of those on the front, and no more
     assert [trace["text"][0] for trace in marks if trace["marker"]["symbol"] == "star"] == ["m34"]
     assert all(trace["x"][0] > 0 for trace in marks)  # on a logarithmic axis, nothing sent has a place, too
     assert layout["xaxis"]["ticktext"][0] == "0"
@@ -241,7 +245,7 @@ def test_a_page_of_forty_runs(tmp_path):
     ]  # no line at a budget, of uplink
 
 
-def test_of_few_runs_all_are_named_in_the_chart(tmp_path):
+def test_all_marks_have_names_and_those_on_the_front_come_first(tmp_path):
     runs = [
         run("cheap", 1000, **{"global": 0.5}),
         run("best", 2000, **{"global": 0.9}),
@@ -250,5 +254,4 @@ def test_of_few_runs_all_are_named_in_the_chart(tmp_path):
     text = write_report(runs, tmp_path / "report.html").read_text()
     traces, _ = chart(text, "choice")["global"]
     marks = [trace for trace in traces if "meta" in trace]
-    named = {trace["text"][0]: trace["textposition"] for trace in marks}
-    assert named == {"cheap": "top left", "best": "top left", "dear": "bottom left"}  # below the front's line
+    assert {trace["text"][0]: trace["first"] for trace in marks} == {"cheap": True, "best": True, "dear": False}

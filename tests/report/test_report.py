@@ -639,12 +639,12 @@ def test_what_was_reached_is_drawn_over_simulated_seconds_where_there_are_any(tm
     (timed / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     runs = read_runs([plain, timed])
     text = write_report(runs, tmp_path / "r.html").read_text("utf-8")
-    ((trace,), _) = charts_of(text)["scores-clock"]["global"]
+    ((trace,), _) = charts_of(text)["scores-seconds"]["global"]
     assert trace["x"] == [2.5 * t for t in range(1, ROUNDS + 1)]
     assert trace["y"] == [row["scores"]["accuracy"]["global"] for row in rows]
     assert said_below(runs) == [f"by the simulated clock: fedbuff {2.5 * ROUNDS} s"]
     text = write_report(runs[:1], tmp_path / "r.html").read_text("utf-8")
-    assert "scores-clock" not in charts_of(text)
+    assert "scores-seconds" not in charts_of(text)
     assert "simulated" not in text
 
 

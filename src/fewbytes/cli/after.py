@@ -11,13 +11,35 @@ import typer
 
 from fewbytes.analysis.settings import Attacking, Imprinting, Inferring, Poisoning, Probing, attack_of
 from fewbytes.base.errors import FewbytesError, UserError, visible
+from fewbytes.base.extras import needs
 from fewbytes.cli.options import option, options_of, with_options
-from fewbytes.cli.shared import Allow, AsJson, naming, show, standard_output_for
+from fewbytes.cli.shared import (
+    Allow,
+    AsJson,
+    DownlinkRate,
+    LinkRate,
+    Reach,
+    naming,
+    show,
+    standard_output_for,
+)
 from fewbytes.experiments.display import console, note, printed, progress
 
 
-def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]) -> None:
-    """Write an HTML report of one run, or one that compares several."""
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")],
+    link: LinkRate = None,
+    downlink: DownlinkRate = None,
+    reach: Reach = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write a table as CSV.", metavar="FILE")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Also write a table as LaTeX (booktabs).", metavar="FILE")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Also write figures as SVG files.", metavar="DIR")] = None,
+    pdf: Annotated[Path | None, typer.Option(help="Also write figures as one PDF file.", metavar="FILE")] = None,
+) -> None:
+    """Write an HTML report of one run, or one that compares several; and tables and figures for a paper.
+
+    Example: `fewbytes report runs/my-comparison --link 10Mbps --reach 0.9 --latex table.tex --svg figures`
+    """
     from fewbytes.report import read_runs, write_report
     from fewbytes.report.app_bytes import NAME, read_app_bytes, write_app_report
 
@@ -27,10 +49,29 @@ def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a fo
             printed.print(f"{name}: {sent / 1e6:.4g} MB sent, {plain / 1e6:.4g} MB plain{fewer}")
         printed.print(f"report: {write_app_report(runs[0])}", soft_wrap=True)
         return
-    found = read_runs(runs)
+    from fewbytes.report.repeats import repeated
+    from fewbytes.report.times import Goal
+
+    goal, found = Goal.read(link, downlink, reach), read_runs(runs)
+    if svg or pdf:
+        needs("figures as SVG or PDF", "results", "matplotlib")
     folder = runs[0] if len(runs) == 1 else Path(os.path.commonpath([os.path.realpath(path) for path in runs]))
-    page = write_report(found, folder / "report.html")
-    show(found, page)
+    show(found, write_report(found, folder / "report.html", goal), goal)
+    groups = repeated(found)
+    if csv or latex:
+        from fewbytes.report.paper import write_csv, write_latex
+
+        for write, file in ((write_csv, csv), (write_latex, latex)):
+            if file is not None:
+                write(groups, file, goal)
+                printed.print(f"table: {file}", soft_wrap=True)
+    if svg or pdf:
+        from fewbytes.report.figures import write_pdf, write_svg
+
+        if svg is not None:
+            printed.print(f"figures: {len(write_svg(groups, svg, goal))} in {svg}", soft_wrap=True)
+        if pdf is not None:
+            printed.print(f"figures: {write_pdf(groups, pdf, goal)}", soft_wrap=True)
 
 
 @with_options("how", options_of(Probing), Probing.read)

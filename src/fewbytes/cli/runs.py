@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +14,13 @@ from fewbytes.base.units import parse_rate
 from fewbytes.cli.shared import (
     Allow,
     AsJson,
+    DownlinkRate,
     FromRound,
+    LinkRate,
     MethodName,
     Monitor,
     Out,
+    Reach,
     Watch,
     method_names,
     naming,
@@ -28,6 +31,9 @@ from fewbytes.cli.shared import (
 )
 from fewbytes.experiments.display import console, note, printed
 from fewbytes.experiments.groups import Repeating
+
+if TYPE_CHECKING:
+    from fewbytes.report.times import Goal
 
 USUAL = ("fedavg", "fedpurin", "separate")  # default of `compare`: same models, many rounds
 
@@ -98,6 +104,9 @@ def compare(
     resume: Annotated[
         Path | None, typer.Option(metavar="COMPARISON", help="Resume the comparison in this folder, or begin it there.")
     ] = None,
+    link: LinkRate = None,
+    downlink: DownlinkRate = None,
+    reach: Reach = None,
     allow: Allow = None,
     watch: Watch = None,
     as_json: AsJson = False,
@@ -109,12 +118,14 @@ def compare(
 
     Example: `fewbytes compare fedavg fedpurin separate --dataset digits --rounds 5 --set epochs=2`
     """
-    settings, how = asked
+    from fewbytes.report.times import Goal
+
+    goal, (settings, how) = Goal.read(link, downlink, reach), asked
     if "all" in (methods or ()) and len(set(methods or ())) > 1:
         raise UserError(f"all stands for every method: leave out {', '.join(n for n in methods or () if n != 'all')}")
     bare = not methods and not settings and not (how.seeds or how.tune or how.trials)
     names = None if bare and (resume is not None or how.merge) else list(dict.fromkeys(methods or USUAL))
-    _repeat(names, asked, (out, resume, allow), watch, as_json)
+    _repeat(names, asked, (out, resume, allow), watch, as_json, goal)
 
 
 def _repeat(
@@ -123,9 +134,10 @@ def _repeat(
     places: tuple[Path, Path | None, str | None],
     watch: list[str] | None,
     as_json: bool,
+    goal: Goal | None = None,
 ) -> None:
     """Run a comparison and print its results; `names`: None for what its folder states. `places`: where new folders
-    go, the folder to resume, and what it may import."""
+    go, the folder to resume, and what it may import. `goal`: what is asked of the finished runs."""
     from fewbytes.experiments.compare import compare as compare_methods
     from fewbytes.methods import canonical
     from fewbytes.running.recorders import watcher_of
@@ -138,7 +150,7 @@ def _repeat(
     with standard_output_for(as_json), naming(allow, stated):
         folder, results = compare_methods(names, settings, out, resume, watch or (), how)
     if results or as_json:
-        print_results(folder, results, as_json)
+        print_results(folder, results, as_json, goal)
     if {result["status"] for result in results} & {
         "failed",
         *(["left out"] if names is not None and "all" not in names else []),

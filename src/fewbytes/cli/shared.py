@@ -21,6 +21,7 @@ from fewbytes.experiments.groups import GROUPS, Repeating
 
 if TYPE_CHECKING:
     from fewbytes.report import RunFolder
+    from fewbytes.report.times import Goal
 
 NAME = "bold cyan"  # style of names in lists
 
@@ -63,6 +64,20 @@ MethodName = Annotated[
     typer.Argument(
         help="Method: a name from `fewbytes methods`, or package.module:Class.", autocompletion=method_names
     ),
+]
+LinkRate = Annotated[
+    str | None,
+    typer.Option(
+        "--link", help="Results over time on this link, e.g. 10Mbps: training as measured, and bytes over the link.",
+        metavar="RATE",
+    ),
+]  # fmt: skip
+DownlinkRate = Annotated[
+    str | None, typer.Option("--downlink", help="Download rate, if --link is of uploads only.", metavar="RATE")
+]
+Reach = Annotated[
+    str | None,
+    typer.Option(help="Bytes and seconds until this score: 0.9, or of one kind, global>=0.9.", metavar="SCORE"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 CONFIG = option("config", None, Path, typer.Option("-c", "--config", help="TOML file with any of the settings below."))
@@ -152,23 +167,29 @@ with_settings = with_options("settings", SETTINGS, settings_of)
 """Gives a command the options of an experiment; its argument `settings` holds the given ones."""
 
 
-def print_results(folder: Path, results: Any, as_json: bool) -> None:
-    """Print the results of runs: result.json as it is, or a table and the path of the report."""
-    from fewbytes.report import read_runs
+def print_results(folder: Path, results: Any, as_json: bool, goal: Goal | None = None) -> None:
+    """Print the results of runs: result.json as it is, or a table and the path of the report, which then has the goal's
+    charts, too."""
+    from fewbytes.report import read_runs, write_report
 
+    if goal is not None and (goal.up or goal.target is not None):
+        write_report(read_runs([folder]), folder / "report.html", goal)
     if as_json:
         print(json.dumps(results, indent=2))
     else:
-        show(read_runs([folder]), folder / "report.html")
+        show(read_runs([folder]), folder / "report.html", goal)
 
 
-def show(runs: Sequence[RunFolder], page: Path) -> None:
-    """Print the table of some runs, the recommended methods, results by site, and the path of the report."""
+def show(runs: Sequence[RunFolder], page: Path, goal: Goal | None = None) -> None:
+    """Print the table of some runs, their way to the goal's target, the recommended methods, results by site, and the
+    path of the report."""
     from fewbytes.report import caveats, choices, summary_table
     from fewbytes.report.differences import differences, differences_table
     from fewbytes.report.evaluation import evaluation_of
     from fewbytes.report.evaluation_tables import evaluation_table
     from fewbytes.report.evaluation_words import verdicts
+    from fewbytes.report.repeats import repeated
+    from fewbytes.report.target import target_table
     from fewbytes.report.tuned import tuned
 
     printed.print(summary_table(runs, printed.width))
@@ -177,6 +198,8 @@ def show(runs: Sequence[RunFolder], page: Path) -> None:
         printed.print(f"{each.sentence}.", soft_wrap=True)
     for text in tuned(runs):
         printed.print(text, soft_wrap=True)
+    if goal is not None and goal.target is not None:
+        printed.print(target_table(repeated(runs), goal, printed.width))
     found, by_site = choices(runs), evaluation_of(runs)
     for text in [*map(str, found), *caveats(runs)] if found else ():
         printed.print(text, soft_wrap=True)

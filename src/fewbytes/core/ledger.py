@@ -166,6 +166,24 @@ class Ledger:
             table = table.append_column("time", when)
         pq.write_table(table, path)
 
+    @classmethod
+    def read_parquet(cls, path: Path) -> Ledger:
+        """Undo `write_parquet`; columns that files of earlier versions lack are 0. Raises UserError for a file that
+        would be far larger in memory, KeyError for other columns or outcomes, and pyarrow's errors."""
+        from fewbytes.base.parquet import read_parquet
+
+        table = read_parquet(path)
+        rows = np.zeros((table.num_rows, len(cls.COLUMNS)), np.int64)
+        handlers = dict.fromkeys(table["handler"].to_pylist())
+        numbers = {"handler": {each: i for i, each in enumerate(handlers)}}
+        numbers["outcome"] = {each: i for i, each in enumerate(OUTCOMES)}
+        for place, name in enumerate(cls.COLUMNS):
+            if name in numbers:
+                rows[:, place] = [numbers[name][word] for word in table[name].to_pylist()]
+            elif name in table.column_names or name not in ("steps", "simulated_ms"):
+                rows[:, place] = table[name].to_numpy()
+        return cls.frombytes(rows.tobytes(), list(handlers))
+
     def tobytes(self, start: int = 0) -> bytes:
         """The rows from `start` on as bytes, for a checkpoint."""
         return self._table(start).T.tobytes()

@@ -29,7 +29,6 @@ from fewbytes.base.processes import this_process
 from fewbytes.base.units import moved
 from fewbytes.core.policy import Policy
 from fewbytes.core.site_policy import SitePolicy
-from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
 from fewbytes.experiments.mailbox import Mail
 from fewbytes.experiments.membership import named_in
@@ -41,6 +40,7 @@ from fewbytes.flower.application import EVENTS, VACANT
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app, node_folder
 from fewbytes.flower.link import Exchange
 from fewbytes.methods import short_name
+from fewbytes.running.line import score_words
 from fewbytes.running.result import Result
 from fewbytes.running.settings import ROUNDING, Settings
 from fewbytes.running.watcher import EVENT_NAMES, Passing

@@ -16,9 +16,9 @@ from rich.segment import Segment
 from rich.text import Text
 
 from fewbytes.base.errors import visible
-from fewbytes.base.units import listed, moved, written
-from fewbytes.core.metric_names import traits
+from fewbytes.base.units import listed, moved
 from fewbytes.core.policy import ABSENT
+from fewbytes.running.line import duration, score_words
 from fewbytes.running.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Display(Watcher):
             (score_words({m: of for m, of in rest.items() if of}, named), 5),
             (moved(self._up, self._down), 2),
             (self._spent, 1),
-            (f"{_duration(left)} left" if left >= 1 else "", 3),
+            (f"{duration(left)} left" if left >= 1 else "", 3),
         ]
         for gone in (6, 5, 4, 3, 2, 1):
             text = "  ".join(words for words, rank in parts if words and rank < gone)
@@ -212,23 +212,6 @@ class Display(Watcher):
 
 def _bar_width() -> int:
     return 24 if console.width >= 120 else 12 if console.width >= 100 else 6
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def score_words(scores: dict[str, dict[str, float]], named: bool | None = None) -> str:
-    """Scores by metric and kind in a line; accuracy as the only metric needs no name, unless `named`."""
-    lines = []
-    for metric, kinds in scores.items():
-        of = traits(metric)
-        line = "  ".join(f"{kind} {written(value, of.share and of.percent)}" for kind, value in kinds.items())
-        plain = list(scores) == ["accuracy"] if named is None else not named
-        lines.append(line if plain else f"{metric}: {line}")
-    return "  ".join(lines)
 
 
 @contextmanager

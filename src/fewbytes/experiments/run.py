@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fewbytes.base.errors import UserError
@@ -12,6 +13,7 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.task import Task
 from fewbytes.engines.local import local_engine
 from fewbytes.running.drive import drive
+from fewbytes.running.line import line_for
 from fewbytes.running.result import Result
 from fewbytes.running.run import Run
 from fewbytes.running.settings import Settings
@@ -41,7 +43,8 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     - `out`: the run folder; without one, a temporary folder that lives as long as the result.
     - `resume`: resume from the last checkpoint in `out`. `from_round`: resume after that earlier round, if it is kept.
     - `durable`: a power failure costs the run in `out` at most its last finished round.
-    - `watcher`: a `Watcher`, a function that is called with each line of rounds.jsonl, or a list of these.
+    - `watcher`: a `Watcher`, a function that is called with each line of rounds.jsonl, or a list of these. Without one,
+      a terminal and a notebook show one updating line; `watcher=[]` shows nothing.
     - `config`: text of config.toml; without it, the method's parameters. `about`: entries for result.json.
 
     Raises UserError for invalid settings and an unusable folder, MethodError when a handler fails, TooFewReplies as the
@@ -56,7 +59,11 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     (1.0, 480)
     """
     with in_python():
-        return run_with(Run.of(method, task, Settings.of(settings, option_of(method)), policy))
+        checked = Run.of(method, task, Settings.of(settings, option_of(method)), policy)
+        if "watcher" not in settings:
+            line = line_for(method.method_name, method.promises.headline)
+            checked = replace(checked, settings=replace(checked.settings, watcher=line))
+        return run_with(checked)
 
 
 def run_with(run: Run) -> Result:

@@ -106,6 +106,10 @@ class About(TypedDict, total=False):
     tensors: dict[str, Values]
 
 
+class NeedsModule(UserError):
+    """A model's file does not state how to build its module."""
+
+
 TIMES = 4  # maximum ratio of a model's number of values to its file's
 _NO_OWN_MODELS = "its clients keep none of their own, leave out --client"
 
@@ -208,7 +212,7 @@ def read_model(
     if metadata.keys() - {"fewbytes"} or (digest and digest != _digest(words, state)):
         raise UserError(f"the model {path} is damaged: restore it from a copy, or repeat the run")
     if build is None and "model" not in about:
-        raise UserError(f"{path} needs a module of your own: in Python, pass build=, the function that builds it")
+        raise NeedsModule(f"{path} needs a module of your own: in Python, pass build=, the function that builds it")
     if client is not None and path.stem != f"client-{client}":
         recipe = about.get("recipe", {})
         members = recipe["clients"] if recipe.get("kind") == "ensemble" else []

@@ -1,25 +1,27 @@
-"""Plotly traces and layouts of runs: accuracy, bytes, probes and labels."""
+"""Plotly traces and layouts of runs: scores, bytes, probes and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Literal
 
 from fewbytes.base.units import megabytes
 from fewbytes.report import pieces
+from fewbytes.report.curves import Over, curve
 from fewbytes.report.folder import Both, Direction, Row, RunFolder, when
 from fewbytes.report.pieces import Layout, Trace
 from fewbytes.report.records import Partition, Probe, Probed
+from fewbytes.report.repeats import Repeated
 from fewbytes.report.table import percent
+from fewbytes.report.times import Goal
 from fewbytes.running.rounding import rounded_rows
 
-Clock = Literal["simulated_seconds"]
 DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
 MOST_NAMED = 40  # maximum number of clients with a name on an axis
 MOST_DRAWN = 200
 """Maximum number of clients that are drawn one by one."""
-_DASHES = ["solid", "dash", "dot", "dashdot"]
+MARKS = 12  # maximum number of marks on a line; points between them are only in the hover text
 
 
 def score_axis(metric: str, share: bool) -> Layout:
@@ -27,31 +29,42 @@ def score_axis(metric: str, share: bool) -> Layout:
     return {"title": metric} | ({"tickformat": ".3~p"} if share else {})
 
 
-def score_trace(
-    run: RunFolder, metric: str, kind: str | None, index: int, over: Direction | Both | Clock | None
-) -> Trace:
-    """One kind of a metric over rounds, cumulative megabytes of one direction or both, or simulated seconds."""
-    so_far, position = 0, {}
-    ways = DIRECTIONS if over == "both" else (over,) if over in DIRECTIONS else ()
-    for row in run.rounds:
-        so_far += sum(row[f"{way}_bytes"] for way in ways)
-        position[id(row)] = so_far
-    curve = run.curve(kind, metric)
-    rows = [row for row, _ in curve]
+def score_traces(group: Repeated, metric: str, kind: str | None, index: int, over: Over, goal: Goal) -> list[Trace]:
+    """One kind of a metric over rounds, cumulative megabytes or seconds; of several seeds their mean, above a band of
+    one standard deviation either way."""
+    points, run = curve(group, metric, kind, over, goal), group.first
+    rows = {row["round"]: row for row in run.rounds if row["phase"] != "join"}
+    scale = 1e6 if over in ("both", "uplink", "downlink") else 1
+    form = ".1%" if run.percent(metric) else ".4~g"
     moved = f"<br>%{{customdata[3]}} MB {'in both directions' if over == 'both' else over}"
-    words = {None: "", "simulated_seconds": "<br>%{x:,.4~g} simulated s"}.get(over, moved)
-    return _line(index, rows) | {
-        "x": [row[over or "round"] if over in (None, "simulated_seconds") else position[id(row)] / 1e6 for row in rows],
-        "y": [value for _, value in curve],
+    words = {"round": "", "seconds": "<br>%{x:,.4~g} s"}.get(over, moved)
+    seeds = [f" ± {run.written(p.deviation, metric)} ({len(group.runs)} seeds)" if p.deviation else "" for p in points]
+    line = _line(index, [rows.get(point.round) for point in points]) | {
+        "x": [point.x / scale for point in points],
+        "y": [point.value for point in points],
         "customdata": [
-            [pieces.plain(run.label), pieces.plain(kind or ""), when(row), megabytes(position[id(row)])] for row in rows
+            [
+                pieces.plain(group.label),
+                pieces.plain(kind or ""),
+                when(rows[point.round]) if point.round in rows else f"round {point.round}",
+                megabytes(point.x),
+                text,
+            ]
+            for point, text in zip(points, seeds, strict=True)
         ],
-        "hovertemplate": "%{customdata[0]}<br><b>%{y:"
-        + (".1%" if run.percent(metric) else ".4~g")
-        + "}</b> %{customdata[1]}<br>%{customdata[2]}"
-        + words
-        + "<extra></extra>",
+        "hovertemplate": f"%{{customdata[0]}}<br><b>%{{y:{form}}}</b>%{{customdata[4]}} %{{customdata[1]}}"
+        f"<br>%{{customdata[2]}}{words}<extra></extra>",
     }
+    wide = [point for point in points if point.deviation is not None]
+    if not wide:
+        return [line]
+    edge = [(point.x / scale, point.value + (point.deviation or 0.0)) for point in wide]
+    edge += [(point.x / scale, point.value - (point.deviation or 0.0)) for point in reversed(wide)]
+    band: Trace = {
+        "type": "scatter", "mode": "lines", "x": [x for x, _ in edge], "y": [y for _, y in edge], "fill": "toself",
+        "fillcolor": pieces.see_through(index), "line": {"width": 0}, "hoverinfo": "skip", "meta": index,
+    }  # fmt: skip
+    return [band, line | {"deviations": [point.deviation for point in points]}]
 
 
 def probe_trace(run: RunFolder, probe: Probe, name: Probed, index: int) -> Trace:
@@ -121,10 +134,11 @@ def called(clients: range, names: Sequence[str] = ()) -> str:
     return f"clients {clients[0]} to {clients[-1]} on average"
 
 
-def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[Trace], Layout]:
-    """One run: a bar per client. Several: a box of clients per run. Very many clients: means of neighbours."""
+def client_chart(runs: Sequence[RunFolder], direction: Direction, numbers: Sequence[int]) -> tuple[list[Trace], Layout]:
+    """One run: a bar per client. Several: a box of clients per run. Very many clients: means of neighbours. `numbers`:
+    of the runs' colours."""
     traces: list[Trace] = []
-    for index, run in enumerate(runs):
+    for index, (run, number) in enumerate(zip(runs, numbers, strict=True)):
         if run.ledger is None:
             continue
         named = [] if run.partition is None else run.partition.get("names", [])
@@ -142,8 +156,8 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
             "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
             + direction
             + "<br>%{customdata[1]}<extra></extra>",
-            "marker": {"color": pieces.colour(index), "size": 5},
-            "meta": index,
+            "marker": {"color": pieces.colour(number), "size": 5},
+            "meta": number,
         }
         if len(runs) == 1:
             trace |= {"type": "bar", "x": list(clients), "y": values}
@@ -235,24 +249,27 @@ def mb_axis(title: str, runs: Sequence[RunFolder], direction: Direction | Both) 
     return {"title": title, "rangemode": "tozero", "exponentformat": "none"}
 
 
+def unique(values: Iterable[object]) -> list[str]:
+    """Values as text, each once, in order, without None."""
+    return list(dict.fromkeys(str(value) for value in values if value is not None))
+
+
 def _line(index: int, rows: Sequence[Row | None]) -> Trace:
     outside = [row is not None and row["phase"] != "round" for row in rows]
-    few = len(rows) <= 60
+    step = -(-len(rows) // MARKS)
+    marked = [place % step == 0 or place == len(rows) - 1 for place in range(len(rows))]
+    symbol = pieces.symbol(index)
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "cliponaxis": False,
-        "line": {
-            "width": 2,
-            "color": pieces.colour(index),
-            "dash": _DASHES[index // len(pieces.COLOURS) % len(_DASHES)],
-        },
+        "line": {"width": 2, "color": pieces.colour(index), "dash": pieces.dash(index)},
         "marker": {
             "color": pieces.colour(index),
-            "symbol": ["diamond" if out else "circle" for out in outside],
-            "size": [9 if out else 5 if few else 0 for out in outside],
+            "symbol": [f"{symbol}-open" if out else symbol for out in outside],
+            "size": [10 if out else 7 if mark else 0 for out, mark in zip(outside, marked, strict=True)],
             "opacity": 1,
-            "line": {"width": 0},
+            "line": {"width": [2 if out else 0 for out in outside]},
         },
         "meta": index,
     }

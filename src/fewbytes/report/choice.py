@@ -270,8 +270,6 @@ def _guessing(kind: str, runs: Sequence[RunFolder]) -> Guess | None:
 
 # ---- the section of the page ----
 
-FEW = 6  # with more runs, the chart names only those on the Pareto front
-
 
 @dataclass(frozen=True)
 class Section:
@@ -293,16 +291,20 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
     found, groups = choices(runs), repeated(runs)
     if not found:
         return None
-    charts["choice"] = {choice.kind: _chart(choice, groups, runs) for choice in found}
+    charts["choice"] = {choice.kind: _chart(choice, groups) for choice in found}
     ended = sum((run.result or {}).get("ended_by") == "budget" for run in runs)
     budgets = any(run.budget is not None for run in runs)
     views = {choice.kind: WORDS[choice.kind] for choice in found}
-    on_front = {point.label for choice in found for point in front(_points(choice.kind, groups, False))}
-    best = [run.label for group in groups if group.label in on_front for run in group.runs]
-    return Section(found, views, best, caveats(runs), runs[0].metric, _Words(runs[0]).step, budgets, ended)
+    return Section(found, views, on_fronts(groups), caveats(runs), runs[0].metric, _Words(runs[0]).step, budgets, ended)
 
 
-def _chart(choice: Choice, groups: Sequence[Repeated], every: Sequence[RunFolder]) -> tuple[list[Trace], Layout]:
+def on_fronts(groups: Sequence[Repeated]) -> list[str]:
+    """The labels of methods on the Pareto front of some kind of score."""
+    points = (point for kind in compared_kinds(groups) for point in front(_points(kind, groups, False)))
+    return list(dict.fromkeys(point.label for point in points))
+
+
+def _chart(choice: Choice, groups: Sequence[Repeated]) -> tuple[list[Trace], Layout]:
     runs = [group.first for group in groups]
     inside, over = (_points(choice.kind, groups, over) for over in (False, True))
     best, guess = front(inside), _guessing(choice.kind, runs)
@@ -321,12 +323,12 @@ def _chart(choice: Choice, groups: Sequence[Repeated], every: Sequence[RunFolder
     bottom, top = low - margin, high + margin
     if guessing is not None and guessing >= bottom:
         lines.append(_rule([left, right], [guessing, guessing], "dot"))
-    index = {group.label: every.index(group.first) for group in groups}
-    names = _names(best)
-    others = _names([p for p in [*inside, *over] if p not in best]) if len(runs) <= FEW else {}
+    index = {group.label: number for number, group in enumerate(groups)}
+    names = _names([*best, *(point for point in [*inside, *over] if point not in best)])
     marks = [
-        _mark(every[index[point.label]], index[point.label], point, choice, place(point.nbytes))
-        | _look(index[point.label], point, choice, names.get(point.label), others.get(point.label), outside)
+        _mark(runs[index[point.label]], index[point.label], point, choice, place(point.nbytes))
+        | _look(index[point.label], point, choice, names.get(point.label, ""), outside)
+        | {"first": point in best}
         for points, outside in ((inside, False), (over, True))
         for point in points
     ]
@@ -388,13 +390,12 @@ def _names(points: Sequence[Point]) -> dict[str, str]:
     return {label: pieces.plain(label, 24) + rest for label, rest in more.items()}
 
 
-def _look(index: int, point: Point, choice: Choice, above: str | None, below: str | None, over: bool) -> Trace:
-    """The style of a mark; names on the Pareto front are above the line, away from other runs."""
-    name = above or below
+def _look(index: int, point: Point, choice: Choice, name: str, over: bool) -> Trace:
+    """The style of a mark. The page places the names, those of the Pareto front first, and drops those without room."""
     symbol = "star" if point.label == choice.label else pieces.symbol(index)
     return {
-        **({"mode": "markers"} if name is None else {"mode": "markers+text", "text": [name]}),
-        "textposition": "top left" if above else "bottom left",
+        "mode": "markers",
+        "text": [name],
         "cliponaxis": False,
         "marker": {
             "color": pieces.colour(index),

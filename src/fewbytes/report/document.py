@@ -63,7 +63,9 @@ def _environment() -> Any:
     environment.filters |= {
         "colour": pieces.colour,
         "cut": pieces.cut,
+        "dashes": pieces.dashes,
         "decibels": decibels,
+        "mark": pieces.mark,
         "megabytes": megabytes,
         "percent": percent,
         "seconds": seconds,

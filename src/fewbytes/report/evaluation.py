@@ -12,7 +12,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.records import Cell, Evaluation, Figure, Models
 
-FILE, PAGE = "evaluation.json", "evaluation.html"
+FILE = "evaluation.json"
 COMPARED = ("shared", "own", "alone", "pooled")
 """The kinds of models with a column in the table of sites."""
 

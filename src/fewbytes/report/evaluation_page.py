@@ -84,14 +84,14 @@ def curves(runs: Sequence[RunFolder], charts: Charts) -> tuple[dict[str, str], l
         traces = []
         for index, name in enumerate(names):
             points = [(t, kinds[kind][str(index)]) for t, kinds in rows if str(index) in kinds.get(kind, {})]
-            look, plain = {"color": pieces.colour(index)}, pieces.plain(name)
+            plain = pieces.plain(name)
             traces.append(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
                     "name": plain,
-                    "line": look,
-                    "marker": look,
+                    "line": {"color": pieces.colour(index), "dash": pieces.dash(index)},
+                    "marker": {"color": pieces.colour(index), "symbol": pieces.symbol(index)},
                     "x": [t for t, _ in points],
                     "y": [value for _, value in points],
                     "hovertemplate": f"{plain}<br>round %{{x}}: <b>%{{y:{form}}}</b><extra></extra>",
@@ -153,14 +153,13 @@ def _calibrations(evaluation: Evaluation) -> dict[str, tuple[list[Trace], Layout
             cell, plain = cell_at(evaluation, each["name"], site["name"]), pieces.plain(site["name"])
             if cell is None or not (curve := cell.get("calibration")) or each["kind"] not in COMPARED:
                 continue
-            look = {"color": pieces.colour(index)}
             traces.append(
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
                     "name": plain,
-                    "line": look,
-                    "marker": look,
+                    "line": {"color": pieces.colour(index), "dash": pieces.dash(index)},
+                    "marker": {"color": pieces.colour(index), "symbol": pieces.symbol(index)},
                     "x": [predicted for predicted, _, _ in curve],
                     "y": [observed for _, observed, _ in curve],
                     "customdata": [[count] for _, _, count in curve],

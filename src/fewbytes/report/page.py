@@ -5,7 +5,7 @@ A section here computes its values, or None; the template of its name shows them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ from typing import Literal
 
 from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
-from fewbytes.report import choice, evaluation, evaluation_page, leaks, left_out, notes, pictures, pieces
+from fewbytes.report import choice, evaluation_page, leaks, left_out, notes, pictures, pieces, scores, target
 from fewbytes.report.charts import (
     DIRECTIONS,
     called,
@@ -25,18 +25,17 @@ from fewbytes.report.charts import (
     round_trace,
     rounded_trace,
     score_axis,
-    score_trace,
     together,
+    unique,
 )
 from fewbytes.report.differences import differences
 from fewbytes.report.document import document
-from fewbytes.report.folder import Both, Direction, RunFolder, when
+from fewbytes.report.evaluation import evaluation_of
+from fewbytes.report.folder import Direction, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.records import Partition, Probed
 from fewbytes.report.repeats import Repeated, repeated, seeds_of
 from fewbytes.report.table import (
-    KINDS,
-    OF_SERVER,
     badges_of,
     best_models,
     grouped_by,
@@ -45,34 +44,11 @@ from fewbytes.report.table import (
     mixed,
     of_clients,
 )
+from fewbytes.report.times import Goal
 from fewbytes.report.tuned import tuned
 from fewbytes.running.rounding import MEASURED, rounded_rows
 
-PLACES = {"clients": "on clients' own test data", "server": "on the server's test data"}
-"""Test data that never share a chart."""
-METRICS = {
-    "mAP": "COCO's average precision: averaged over classes and over thresholds, 0.50 to 0.95, of the overlap (IoU) "
-    "with a true box",
-    "AP50": "the same at an overlap of 0.50",
-    "AP75": "the same at an overlap of 0.75",
-    "APM": "as mAP, of objects of 32² to 96² pixels of the original image",
-    "APL": "as mAP, of objects of more than 96² pixels",
-    "auc": "area under the ROC curve, averaged over classes with positive and negative samples",
-    "average-precision": "area under precision over recall, averaged over classes with positive and negative samples",
-    "balanced-accuracy": "recall averaged over classes",
-    "f1": "harmonic mean of precision and recall, averaged over classes",
-    "iou": "intersection over union of predicted and true pixels, averaged over classes",
-    "mae": "mean absolute error: lower is better",
-    "mse": "mean squared error: lower is better",
-    "rmse": "root mean squared error: lower is better",
-    "r2": "fraction of the variance explained; below 0, worse than predicting the mean",
-    "perplexity": "exponential of the mean cross-entropy per token: lower is better",
-}
 MANY = 10  # with more runs, the title does not name them, and all can be shown or hidden at once
-Line = tuple[RunFolder, str, str | None, int]
-"""A line of a chart: run, metric, kind, and index of its colour."""
-MOVED: dict[Direction | Both, str] = {"both": "both directions", "uplink": "uplink", "downlink": "downlink"}
-"""What charts of scores count the bytes of, in words."""
 _SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 _PROBED: dict[Probed, tuple[str, Layout]] = {
     "information_x": ("Of the image, I(H;X)", {"title": "minus cross-entropy, nats a value"}),
@@ -83,7 +59,8 @@ _PROBED: dict[Probed, tuple[str, Layout]] = {
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes of a run in one direction: total, per client and round, as papers count them; None if unknown."""
+    """Bytes of a run in one direction: total, per client and round, as papers count them; None if unknown. Of several
+    seeds the means."""
 
     total: int
     each: float | None
@@ -92,11 +69,10 @@ class Moved:
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A run in the summary, or a method's runs with several seeds: scores as text, of the run's main kind unless
-    stated. `index`: of its colour."""
+    """A method in the summary: scores as text, of the run's main kind unless stated; of several seeds, means and
+    deviations."""
 
     label: str
-    index: int
     badges: list[str]
     kind: str | None
     final: str
@@ -137,18 +113,6 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Every kind of score and every metric with its meaning, the charts' views, and whether one is over simulated
-    seconds."""
-
-    metric: str
-    meanings: dict[str, str]
-    of_metrics: dict[str, str]
-    views: dict[str, str]
-    timed: bool
-
-
-@dataclass(frozen=True)
 class Probes:
     """The probed model of each run, and the charts' titles by measurement."""
 
@@ -182,14 +146,14 @@ class Versions:
     packages: dict[str, list[str]]
 
 
-def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
-    """Write the report of `runs` to `path` atomically, and return `path`.
+def write_report(runs: Sequence[RunFolder], path: Path, goal: Goal | None = None) -> Path:
+    """Write the report of `runs` to `path` atomically, and return `path`. `goal`: a link and a target to draw.
 
     Raises `UserError` if there are no runs or `path` cannot be written.
     """
     if not runs:
         raise UserError("there are no runs to report")
-    text = visible(_page(runs))
+    text = visible(_page(runs, goal or Goal()))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -199,31 +163,36 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     return path
 
 
-def _page(runs: Sequence[RunFolder]) -> str:
-    charts = _traffic(runs) | _rounded(runs)
-    by_site = evaluation.evaluation_of(runs)
+def _page(runs: Sequence[RunFolder], goal: Goal) -> str:
+    groups = _in_colours(repeated(runs))
+    runs = [run for group in groups for run in group.runs]
+    numbers = [number for number, group in enumerate(groups) for _ in group.runs]
+    charts = _traffic(runs, numbers) | _rounded(runs, numbers)
+    by_site = evaluation_of(runs)
     site_kinds, site_lines = evaluation_page.curves(runs, charts)
     return document(
         "report.html",
         charts,
-        title=_title(runs),
+        title=_title(groups),
         facts=_facts(runs),
         runs=runs,
+        groups=groups,
         many=MANY,
         choice=choice.section(runs, charts),
-        summary=_summary(runs),
+        target=target.section(groups, goal, charts),
+        summary=_summary(groups),
         differences=differences(runs),
         tuned=tuned(runs),
         sites=evaluation_page.section(by_site, charts),
         site_kinds=site_kinds,
         site_lines=site_lines,
         sites_views={} if by_site is None else {metric: metric for metric in by_site["metrics"]},
-        scores=_scores(runs, charts),
+        scores=scores.section(groups, goal, charts),
         confusions=_confusions(runs),
-        intervals=[] if seeds_of(repeated(runs)) else intervals(runs),
+        intervals=[] if seeds_of(groups) else intervals(runs),
         left_out=left_out.section(runs),
         notes=notes.noted(runs),
-        probes=_probes(runs, charts),
+        probes=_probes(runs, numbers, charts),
         leaks=leaks.section(runs),
         inferred=leaks.inferred(runs),
         poisoned=leaks.poisoned(runs),
@@ -233,12 +202,21 @@ def _page(runs: Sequence[RunFolder]) -> str:
     )
 
 
+def _in_colours(groups: list[Repeated]) -> list[Repeated]:
+    """The methods in the order of their colours: if there are more methods than colours, those on a Pareto front come
+    first."""
+    if len(groups) <= len(pieces.COLOURS):
+        return groups
+    best = choice.on_fronts(groups)
+    return sorted(groups, key=lambda group: group.label not in best)
+
+
 # ---- the sections, in the order of the page ----
 
 
-def _title(runs: Sequence[RunFolder]) -> str:
-    methods = _unique(group.label for group in repeated(runs))
-    datasets = _unique(run.fact("dataset") for run in runs)
+def _title(groups: Sequence[Repeated]) -> str:
+    methods = [group.label for group in groups]
+    datasets = unique(run.fact("dataset") for group in groups for run in group.runs)
     return (_listed(methods) if len(methods) <= MANY else f"{len(methods)} methods") + (
         f" on {_listed(datasets)}" if datasets else ""
     )
@@ -253,46 +231,42 @@ def _facts(runs: Sequence[RunFolder]) -> list[str]:
         "rounds": [sum(row["phase"] == "round" for row in run.rounds) for run in runs],
         "seed": [run.fact("seed") for run in runs],
     }.items():
-        facts += [f"{key} {', '.join(_unique(values))}"] if _unique(values) else []
+        facts += [f"{key} {', '.join(unique(values))}"] if unique(values) else []
     return facts
 
 
-def _summary(runs: Sequence[RunFolder]) -> Summary:
-    further = _unique(metric for run in runs for metric in run.metrics[1:])
-    groups = repeated(runs)
-    rows = [_summary_row(group, groups, further, runs.index(group.first)) for group in groups]
+def _summary(groups: Sequence[Repeated]) -> Summary:
+    runs = [run for group in groups for run in group.runs]
+    apart = mixed(runs)
+    more = unique(metric for run in runs for metric in run.metrics[1:])
+    further = [(metric, kind) for metric in more for kind in (("global", "personalised") if apart else ("",))]
+    rows = [_summary_row(group, groups, further) for group in groups]
     cheapest = min(rows, key=lambda row: row.both)
     best = [] if seeds_of(groups) else best_models(runs)
-    return Summary(_metric(runs), further, rows, majority_rows(runs), _highest(groups), cheapest, best, mixed(runs))
+    heads = [f"{metric} {kind}".strip() for metric, kind in further]
+    metric = scores.main_metric(groups)
+    return Summary(metric, heads, rows, majority_rows(runs), _highest(groups), cheapest, best, apart)
 
 
-def _metric(runs: Sequence[RunFolder]) -> str:
-    """The main metric of all runs."""
-    metrics = _unique(run.metric for run in runs)
-    return metrics[0] if len(metrics) == 1 else "score"
-
-
-def _summary_row(group: Repeated, groups: Sequence[Repeated], further: Sequence[str], index: int) -> SummaryRow:
-    """`index`: of its colour. Where runs are judged on different test data, no column has the scores by which each is
-    judged."""
+def _summary_row(group: Repeated, groups: Sequence[Repeated], further: Sequence[tuple[str, str]]) -> SummaryRow:
+    """`further`: metrics, each with a kind ("": the main one). Where runs are judged on different test data, no column
+    has the scores by which each is judged."""
     run, done = group.first, group.done
-    apart = mixed([each.first for each in groups])
-    scores = [each.score(None if apart else each.kind) for each in done]
-    uplink, downlink = (_moved(group, direction) for direction in DIRECTIONS)
-    best_row = scores[0].best_row if len(scores) == 1 else None
+    kind = None if mixed([each.first for each in groups]) else run.kind
+    found = [each.score(kind) for each in done]
+    uplink, downlink = (_moved(group, way) for way in DIRECTIONS)
+    best_row = found[0].best_row if len(found) == 1 else None
     return SummaryRow(
         label=group.label,
-        index=index,
         badges=badges_of(group, groups),
         kind=run.kind,
-        final=group.written([score.final for score in scores]),
-        best=group.written([score.best for score in scores]),
+        final=group.written([score.final for score in found]),
+        best=group.written([score.best for score in found]),
         best_when="" if best_row is None else when(best_row),
         of_server=group.written([each.score("global").final for each in done]),
         of_clients=group.written([of_clients(each) for each in done]),
         further=[
-            group.written([each.score(None if apart else each.kind, metric).final for each in done], metric)
-            for metric in further
+            group.written([each.score(of or kind, metric).final for each in done], metric) for metric, of in further
         ],
         uplink=uplink,
         downlink=downlink,
@@ -314,60 +288,24 @@ def _moved(group: Repeated, direction: Direction) -> Moved:
 
 
 def _highest(groups: Sequence[Repeated]) -> Highest | None:
-    runs = [group.first for group in groups]
+    firsts = [group.first for group in groups]
     kinds = {group.label: group.first.kind for group in groups}
     by = ""
     if len(set(kinds.values())) > 1:
-        shared = [k for k in ("personalised", "global") if all(run.score(k).final is not None for run in runs)]
+        shared = [k for k in ("personalised", "global") if all(run.score(k).final is not None for run in firsts)]
         kinds |= dict.fromkeys(kinds, shared[0]) if shared else {}
-        name = _metric(runs)
-        if not shared and mixed(runs):
+        name = scores.main_metric(groups)
+        if not shared and mixed(firsts):
             return None
         by = f"By the {name} all runs have measured, " if shared else f"Each by its own kind of {name}, "
-    if len({run.metric for run in runs}) > 1:
+    if len({run.metric for run in firsts}) > 1:
         return None
     finals = {g.label: list(found.values()) for g in groups if (found := g.finals(kinds[g.label]))}
     if not finals:
         return None
-    best = (max if runs[0].higher() else min)(finals, key=lambda label: fmean(finals[label]))
+    best = (max if firsts[0].higher() else min)(finals, key=lambda label: fmean(finals[label]))
     score = next(group for group in groups if group.label == best).written(finals[best])
-    return Highest(by, best, score, kinds[best], runs[0].higher())
-
-
-def _scores(runs: Sequence[RunFolder], charts: Charts) -> Scores | None:
-    if not any(run.kinds() for run in runs):
-        return None
-    names, lines = _lines(runs)
-    charts["scores-rounds"] = {
-        view: (
-            [score_trace(run, metric, kind, index, None) for run, metric, kind, index in drawn],
-            {"xaxis": round_axis(runs), "yaxis": _axis(drawn), "hovermode": "closest"},
-        )
-        for view, drawn in lines.items()
-    }
-    for over, title in MOVED.items():
-        charts[f"scores-{over}"] = {
-            view: (
-                [score_trace(run, metric, kind, index, over) for run, metric, kind, index in drawn],
-                {"xaxis": mb_axis(f"{title} so far, MB", runs, over), "yaxis": _axis(drawn)},
-            )
-            for view, drawn in lines.items()
-        }
-    timed = {view: [line for line in drawn if line[0].timed] for view, drawn in lines.items()}
-    if any(timed.values()):
-        charts["scores-clock"] = {
-            view: (
-                [score_trace(run, metric, kind, index, "simulated_seconds") for run, metric, kind, index in drawn],
-                {"xaxis": {"title": "simulated seconds", "rangemode": "tozero"}, "yaxis": _axis(drawn)},
-            )
-            for view, drawn in timed.items()
-        }
-    shown = [line for drawn in lines.values() for line in drawn]
-    kinds = _unique(kind for _, _, kind, _ in shown)
-    metrics = [metric for metric in _unique(metric for _, metric, _, _ in shown) if metric in METRICS]
-    meanings = {kind: KINDS.get(kind, "as the method records it") for kind in kinds}
-    of_metrics = {metric: METRICS[metric] for metric in metrics}
-    return Scores(_metric(runs), meanings, of_metrics, names, any(timed.values()))
+    return Highest(by, best, score, kinds[best], firsts[0].higher())
 
 
 def _confusions(runs: Sequence[RunFolder]) -> list[tuple[str, list[str], list[tuple[str, list[int]]]]]:
@@ -381,83 +319,44 @@ def _confusions(runs: Sequence[RunFolder]) -> list[tuple[str, list[str], list[tu
     return found
 
 
-def _lines(runs: Sequence[RunFolder]) -> tuple[dict[str, str], dict[str, list[Line]]]:
-    """The charts' views and their lines. One run: its kinds by metric and test data. Several: each run's main kind
-    (unless these are on different test data), one kind that all have, and each further metric."""
-    if len(runs) == 1:
-        run = runs[0]
-        metrics = run.metrics
-        names, lines = dict[str, str](), dict[str, list[Line]]()
-        for metric in metrics:
-            kinds = list(enumerate(run.kinds(metric)))
-            for place, where in PLACES.items():
-                here = [(i, kind) for i, kind in kinds if (kind == OF_SERVER) == (place == "server")]
-                if here:
-                    view = metric if len(here) == len(kinds) else f"{metric} {place}"
-                    names[view] = " ".join(([metric] if len(metrics) > 1 else []) + ([where] if view != metric else []))
-                    lines[view] = [(run, metric, kind, i) for i, kind in here]
-        return {view: name or "all" for view, name in names.items()}, lines
-    shown = [kind for kind in ("personalised", "global") if any(kind in run.kinds() for run in runs)]
-    further = _unique(metric for run in runs for metric in run.metrics[1:])
-    apart = mixed(runs)
-    names = {} if apart else {"own": "each method's own"}
-    lines = {} if apart else {"own": [(run, run.metric, run.kind, i) for i, run in enumerate(runs) if run.kind]}
-    names |= {name: name for name in shown}
-    for kind in shown:
-        lines[kind] = [(run, run.metric, kind, index) for index, run in enumerate(runs) if kind in run.kinds()]
-    for metric in further:
-        for only in shown if apart else [""]:
-            drawn = [(run, metric, only or run.kind, i) for i, run in enumerate(runs)]
-            view = f"{metric} {only}" if only else metric
-            lines[view] = [line for line in drawn if line[2] in line[0].kinds(metric)]
-            names[view] = view
-    return names, lines
-
-
-def _axis(drawn: Sequence[Line]) -> Layout:
-    metrics = _unique(metric for _, metric, _, _ in drawn)
-    name = metrics[0] if len(metrics) == 1 else "score"
-    return score_axis(name, all(run.percent(metric) for run, metric, _, _ in drawn))
-
-
-def _traffic(runs: Sequence[RunFolder]) -> Charts:
+def _traffic(runs: Sequence[RunFolder], numbers: Sequence[int]) -> Charts:
     """Only charts: the section has no other values."""
     charts: Charts = {}
     for direction in DIRECTIONS:
-        traces = [round_trace(run, index, direction) for index, run in enumerate(runs)]
+        traces = [round_trace(run, number, direction) for number, run in zip(numbers, runs, strict=True)]
         layout = {"xaxis": round_axis(runs), "yaxis": mb_axis("MB a round", runs, direction)}
         charts[f"rounds-{direction}"] = {"all": (traces, layout)}
         if any(run.ledger is not None for run in runs):
-            charts[f"clients-{direction}"] = {"all": client_chart(runs, direction)}
+            charts[f"clients-{direction}"] = {"all": client_chart(runs, direction, numbers)}
     return charts
 
 
-def _rounded(runs: Sequence[RunFolder]) -> Charts:
+def _rounded(runs: Sequence[RunFolder], numbers: Sequence[int]) -> Charts:
     """Charts of the runs that round uploads or downloads, by direction."""
     charts: Charts = {}
     for way, measured in MEASURED.items():
-        found = [(index, run) for index, run in enumerate(runs) if rounded_rows(run.rounds, way)]
+        found = [(number, run) for number, run in zip(numbers, runs, strict=True) if rounded_rows(run.rounds, way)]
         for name, what in zip(("bits", "error"), measured, strict=True) if found else ():
-            traces = [rounded_trace(run, index, way, what) for index, run in found]
+            traces = [rounded_trace(run, number, way, what) for number, run in found]
             layout = {"xaxis": round_axis(runs), "yaxis": {"title": what, "rangemode": "tozero"}}
             charts[f"rounded-{name}-{way}"] = {"all": (traces, layout)}
     return charts
 
 
-def _probes(runs: Sequence[RunFolder], charts: Charts) -> Probes | None:
-    found = [(index, run, run.probe) for index, run in enumerate(runs) if run.probe]
+def _probes(runs: Sequence[RunFolder], numbers: Sequence[int], charts: Charts) -> Probes | None:
+    found = [(number, run, run.probe) for number, run in zip(numbers, runs, strict=True) if run.probe]
     if not found:
         return None
     names: dict[int, list[str]] = {}  # names of points, by the number of units before them
     for _, _, probe in found:
         for point in probe["points"]:
             names.setdefault(point["units"], []).append(pieces.plain(point["point"], 24))
-    ticks = {"tickvals": sorted(names), "ticktext": [" or ".join(_unique(names[units])) for units in sorted(names)]}
+    ticks = {"tickvals": sorted(names), "ticktext": [" or ".join(unique(names[units])) for units in sorted(names)]}
     figures: dict[str, str] = {}
     for name, (title, axis) in _PROBED.items():
         if all(point[name] is None for _, _, probe in found for point in probe["points"]):
             continue
-        lines = [probe_trace(run, probe, name, index) for index, run, probe in found]
+        lines = [probe_trace(run, probe, name, number) for number, run, probe in found]
         charts[f"probe-{name}"] = {"all": (lines, {"xaxis": {"title": "after unit"} | ticks, "yaxis": axis})}
         figures[name] = title
     return Probes([(run.label, probe["model"]) for _, run, probe in found], figures)
@@ -503,15 +402,11 @@ def _versions(runs: Sequence[RunFolder]) -> Versions | None:
     if not groups:
         return None
     names = [", ".join(run.label for run in group) if len(groups) > 1 else "version" for group, _ in groups]
-    packages = _unique(package for _, found in groups for package in found)
+    packages = unique(package for _, found in groups for package in found)
     return Versions(names, {package: [found.get(package, "—") for _, found in groups] for package in packages})
 
 
 # ---- words ----
-
-
-def _unique(values: Iterable[object]) -> list[str]:
-    return list(dict.fromkeys(str(value) for value in values if value is not None))
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -17,29 +17,57 @@ Trace = dict[str, Any]  # of plotly
 Layout = dict[str, Any]  # of plotly
 Charts = dict[str, dict[str, tuple[list[Trace], Layout]]]  # chart id -> view -> traces and layout
 
-COLOURS = [
-    "#3d7fd9",
-    "#d97a26",
-    "#2a9d74",
-    "#cf4f6a",
-    "#8a66c8",
-    "#1699ad",
-    "#a3763f",
-    "#c45fa6",
-    "#7d8f24",
-    "#74839b",
-]
-SYMBOLS = ["circle", "square", "triangle-up", "diamond", "cross"]
+COLOURS = ["#005ad2", "#d23c00", "#009678", "#963c87", "#c39600", "#00a5ff", "#e169c3"]
+"""Colours that remain distinct without red or green receptors, and show on light and dark pages: no more are told
+apart. Lines also have a dash, marks a symbol of their own; further ones are grey."""
+GREY = "#7d8794"
+DASHES = {
+    "solid": "", "dash": "9 5", "dot": "2 3", "dashdot": "9 3 2 3", "longdash": "14 4", "8px,3px,2px,3px,2px,3px":
+    "8 3 2 3 2 3", "12px,3px,3px,3px": "12 3 3 3", "4px,4px": "4 4",
+}  # fmt: skip
+"""Dashes of lines, of plotly, and in SVG."""
+SYMBOLS = {
+    "circle": "M17 1.5a4.5 4.5 0 1 1 0 9a4.5 4.5 0 1 1 0-9z",
+    "square": "M13 2h8v8h-8z",
+    "diamond": "M17 0l5.5 6l-5.5 6l-5.5-6z",
+    "triangle-up": "M17 1l5.5 9h-11z",
+    "cross": "M15.5 1h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z",
+    "triangle-down": "M17 11l5.5-9h-11z",
+    "x": "M12.5 3.5l2-2l2.5 2.5l2.5-2.5l2 2l-2.5 2.5l2.5 2.5l-2 2l-2.5-2.5l-2.5 2.5l-2-2l2.5-2.5z",
+    "pentagon": "M17 .5l5.5 4l-2 6.5h-7l-2-6.5z",
+}
+"""Symbols of marks, of plotly, and as SVG paths around (17, 6)."""
 
 
 def colour(index: int) -> str:
-    """The colour of an index; colours repeat."""
-    return COLOURS[index % len(COLOURS)]
+    """The colour of an index: grey from the number of COLOURS on."""
+    return COLOURS[index] if index < len(COLOURS) else GREY
 
 
 def symbol(index: int) -> str:
-    """A symbol that distinguishes runs of the same colour."""
-    return SYMBOLS[index // len(COLOURS) % len(SYMBOLS)]
+    """The symbol of an index; they repeat."""
+    return list(SYMBOLS)[index % len(SYMBOLS)]
+
+
+def mark(index: int) -> str:
+    """The SVG path of an index's symbol."""
+    return SYMBOLS[symbol(index)]
+
+
+def dash(index: int) -> str:
+    """The dash of an index's line; they repeat."""
+    return list(DASHES)[index % len(DASHES)]
+
+
+def dashes(index: int) -> str:
+    """The dashes of an index's line, in SVG."""
+    return DASHES[dash(index)]
+
+
+def see_through(index: int) -> str:
+    """The colour of an index's band."""
+    red, green, blue = (int(colour(index)[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.16)"
 
 
 def plain(text: str, longest: int = 80) -> str:

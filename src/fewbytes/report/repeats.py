@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -49,6 +49,27 @@ class Repeated:
             return mean
         spread = 100 * stdev(known) if self.first.percent(metric) else stdev(known)
         return f"{mean} ± {f'{spread:.1f}' if self.first.percent(metric) else f'{spread:.2g}'}"
+
+
+class Spread(NamedTuple):
+    """Mean and sample standard deviation of some values, and their number; no deviation of fewer than two."""
+
+    mean: float
+    deviation: float | None
+    of: int
+
+
+def spread_of(values: Iterable[float]) -> Spread | None:
+    """The mean and the deviation of values; None without any.
+
+    >>> from fewbytes.report.repeats import spread_of
+    >>> spread_of([1.0, 2.0, 3.0])
+    Spread(mean=2.0, deviation=1.0, of=3)
+    """
+    values = list(values)
+    if not values:
+        return None
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
 class Difference(NamedTuple):
