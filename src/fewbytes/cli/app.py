@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fewbytes.cli.after import attack, audit, evaluate, export, inspect_file, probe, report, statement
+from fewbytes.cli.brief import FIRST, Brief
 from fewbytes.cli.check import check
 from fewbytes.cli.codec import decode, encode
 from fewbytes.cli.endings import ending
@@ -25,7 +26,7 @@ for each in (
     *(methods, run, deploy, compare, plan, reproduce, report, probe, attack, export, encode, decode, doctor),
     *(audit, statement, check, status, evaluate, survey),
 ):
-    app.command()(each)
+    app.command(cls=Brief if each.__name__ in FIRST else None)(each)
 app.command("inspect")(inspect_file)
 app.add_typer(new, name="new")
 app.add_typer(federation, name="federation")
