@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from fewbytes.base.errors import UserError
 
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 NUMBER = r"([0-9.]+)\s*(?:((?i:[kmgt]i?)?)"
 
 
@@ -30,22 +31,51 @@ def parse_bytes(text: str | float) -> int:
     return int(read)
 
 
+def size(count: float) -> str:
+    """Bytes as text with three significant digits, in the unit that suits them (kB: 1000 bytes).
+
+    >>> from fewbytes.base.units import size
+    >>> size(14_400), size(1_600_000), size(0)
+    ('14.4 kB', '1.60 MB', '0 B')
+    """
+    unit = unit_of([count])
+    return f"{in_unit(count, unit)} {unit}"
+
+
 def moved(up: int, down: int) -> str:
-    """Bytes up and down as text: the megabytes (10^6 bytes) of both directions, and of each.
+    """Bytes up and down as text: both directions, and each; a unit is named where it changes.
 
     >>> from fewbytes.base.units import moved
-    >>> moved(12_000_000, 24_000_000)
-    '36.0 MB (12.0 up, 24.0 down)'
+    >>> moved(12_000_000, 24_000_000), moved(923_000, 677_000)
+    ('36.0 MB (12.0 up, 24.0 down)', '1.60 MB (923 kB up, 677 kB down)')
     """
-    return f"{megabytes(up + down)} MB ({megabytes(up)} up, {megabytes(down)} down)"
+    both = size(up + down)
+    each = [size(count).removesuffix(f" {both.split()[1]}" if count else " B") for count in (up, down)]
+    return f"{both} ({each[0]} up, {each[1]} down)"
+
+
+def unit_of(counts: Iterable[float | None]) -> str:
+    """One unit for all these numbers of bytes: the largest in which none but 0 is below 1, if the others then have at
+    most six digits before the point, else the smallest in which they have."""
+    these = [count for count in counts if count]
+    least, most = min(these, default=1), max(these, default=1)
+    fitting = [unit for unit, factor in UNITS.items() if least >= factor] or ["B"]
+    enough = [unit for unit, factor in UNITS.items() if most < 1e6 * factor] or ["TB"]
+    return max(fitting[-1], enough[0], key=lambda unit: UNITS[unit])
+
+
+def in_unit(count: float | None, unit: str) -> str:
+    """Bytes in a unit, without its name: three significant digits, and all digits before the point; a dash for None."""
+    if not count:
+        return "—" if count is None else "0"
+    value = count / UNITS[unit]
+    decimals = 0 if unit == "B" else max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
 
 
 def megabytes(count: float | None) -> str:
-    """Bytes as megabytes (10^6) with three significant digits, all digits before the point, and no unit."""
-    if not count:
-        return "—" if count is None else "0"
-    decimals = max(0, 2 - math.floor(math.log10(abs(count) / 1e6)))
-    return f"{count / 1e6:,.{decimals}f}"
+    """Bytes as megabytes (10^6), like `in_unit`."""
+    return in_unit(count, "MB")
 
 
 def parse_rate(text: str) -> float:

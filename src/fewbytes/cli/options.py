@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fewbytes.cli.brief import HelpAll
 from fewbytes.base.settings import Group
+from fewbytes.cli.brief import HelpAll
 
 
 def options_of(group: type[Group]) -> list[inspect.Parameter]:
@@ -66,7 +66,12 @@ def with_options(
             named = {key: given[key] for key, source in sources.items() if source and source.name == "COMMANDLINE"}
             function(**{name: read(named)}, **values)
 
-        parameters = [context, *own, *options, inspect.Parameter("help_all", keyword, default=False, annotation=HelpAll)]
+        parameters = [
+            context,
+            *own,
+            *options,
+            inspect.Parameter("help_all", keyword, default=False, annotation=HelpAll),
+        ]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command

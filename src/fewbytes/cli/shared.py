@@ -141,6 +141,7 @@ def show(runs: Sequence[RunFolder], page: Path) -> None:
     """Print the table of some runs, the recommended methods, results by site, and the path of the report."""
     from fewbytes.report import caveats, choices, summary_table
     from fewbytes.report.evaluation import evaluation_of, evaluation_table, verdicts
+    from fewbytes.report.table import GLOSSARY
 
     printed.print(summary_table(runs, printed.width))
     found, by_site = choices(runs), evaluation_of(runs)
@@ -151,6 +152,7 @@ def show(runs: Sequence[RunFolder], page: Path) -> None:
     for text in verdicts(by_site) if by_site is not None else ():
         printed.print(text, soft_wrap=True)
     printed.print(f"report: {page}", soft_wrap=True)
+    printed.print(f"terms: {GLOSSARY}", soft_wrap=True)
 
 
 @contextlib.contextmanager

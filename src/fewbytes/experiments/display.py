@@ -33,6 +33,12 @@ MAIN = ("global", "personalised")
 class Visible(Console):
     """A console that escapes control characters: names of folders, classes or columns may be untrusted."""
 
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
+        """Print as any console; with `soft_wrap`, lines end between words on a terminal, and are whole elsewhere."""
+        if soft_wrap and self.is_terminal:
+            how |= {"overflow": "ignore", "crop": False}
+        super().print(*objects, soft_wrap=soft_wrap and not self.is_terminal, **how)
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Print as any console, with control characters made visible."""
         for text, style, control in super().render(renderable, options):

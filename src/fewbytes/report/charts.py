@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from fewbytes.base.units import megabytes
+from fewbytes.base.units import size
 from fewbytes.report import pieces
 from fewbytes.report.folder import Both, Direction, Row, RunFolder, when
 from fewbytes.report.pieces import Layout, Trace
@@ -38,13 +38,13 @@ def score_trace(
         position[id(row)] = so_far
     curve = run.curve(kind, metric)
     rows = [row for row, _ in curve]
-    moved = f"<br>%{{customdata[3]}} MB {'in both directions' if over == 'both' else over}"
+    moved = f"<br>%{{customdata[3]}} {'in both directions' if over == 'both' else over}"
     words = {None: "", "simulated_seconds": "<br>%{x:,.4~g} simulated s"}.get(over, moved)
     return _line(index, rows) | {
         "x": [row[over or "round"] if over in (None, "simulated_seconds") else position[id(row)] / 1e6 for row in rows],
         "y": [value for _, value in curve],
         "customdata": [
-            [pieces.plain(run.label), pieces.plain(kind or ""), when(row), megabytes(position[id(row)])] for row in rows
+            [pieces.plain(run.label), pieces.plain(kind or ""), when(row), size(position[id(row)])] for row in rows
         ],
         "hovertemplate": "%{customdata[0]}<br><b>%{y:"
         + (".1%" if run.percent(metric) else ".4~g")
@@ -88,10 +88,10 @@ def round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
         "x": [None if row is None else row["round"] for row in rows],
         "y": [None if count is None else count / 1e6 for count in counts],
         "customdata": [
-            [pieces.plain(run.label), "" if row is None else when(row), megabytes(count)]
+            [pieces.plain(run.label), "" if row is None else when(row), size(count)]
             for row, count in zip(rows, counts, strict=True)
         ],
-        "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
+        "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]}</b> "
         + direction
         + "<br>%{customdata[1]}<extra></extra>",
     }
@@ -135,11 +135,11 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
         }
         values, customdata = (
             [count / 1e6 for _, count in clients.values()],
-            [[pieces.plain(run.label), who, megabytes(round(count))] for who, count in clients.values()],
+            [[pieces.plain(run.label), who, size(round(count))] for who, count in clients.values()],
         )
         trace: Trace = {
             "customdata": customdata,
-            "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
+            "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]}</b> "
             + direction
             + "<br>%{customdata[1]}<extra></extra>",
             "marker": {"color": pieces.colour(index), "size": 5},

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fewbytes.base.units import megabytes, written
+from fewbytes.base.units import in_unit, unit_of, written
 from fewbytes.core.promise import Privacy
 from fewbytes.data.schema import DOUBT
 from fewbytes.report import left_out, notes
@@ -21,6 +21,7 @@ from fewbytes.running.rounding import rounded
 from fewbytes.running.settings import ROUNDING
 
 T = TypeVar("T")
+GLOSSARY = "https://fewbytes.readthedocs.io/en/latest/glossary.html"
 KINDS = {
     "global": "the global model, on the server's test data",
     "personalised": "each client's own model after local training, on its own test data; mean over clients",
@@ -50,10 +51,10 @@ def of_clients(run: RunFolder) -> float | None:
 
 
 PERSONALISED = "personal-\nised"
-BOTH = "MB\nboth"
-COLUMNS = ("final", "best", PERSONALISED, "global", "MB\nup", "MB\ndown", BOTH, "s")
+WAYS = ("up", "down", "both")
+COLUMNS = ("final", "best", PERSONALISED, "global", *WAYS, "s")
 FOLDED = 10  # characters of a method's name in a line, at least
-LEAST = ("s", BOTH, "best", "global", PERSONALISED)
+LEAST = ("s", "both", "best", "global", PERSONALISED)
 """Columns that a narrow terminal drops, in this order."""
 
 
@@ -68,11 +69,11 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 
 
 def summary_table(runs: Sequence[RunFolder], width: int = 100) -> Table:
-    """One row per run: final and best score of the run's main kind, final personalised and global score, megabytes
-    (10^6 bytes) up, down and both over the whole run, seconds. Of runs that are judged on different test data only the
+    """One row per run: final and best score of the run's main kind, final personalised and global score, bytes up,
+    down and both over the whole run, seconds. Of runs that are judged on different test data only the
     latter two scores are shown. The last row is the score of guessing the majority
     class. Below are the kinds' meanings, further metrics, simulated seconds, rounding, clients left out and the
-    method's notes. If `width` is too small, columns are dropped: seconds, both directions' megabytes, the best score,
+    method's notes. If `width` is too small, columns are dropped: seconds, both directions' bytes, the best score,
     then those of the two kinds."""
     fits = (n for n in range(len(LEAST)) if _width(_table(runs, LEAST[:n], FOLDED)) <= width)
     table = _table(runs, LEAST[: next(fits, len(LEAST))])
@@ -102,15 +103,17 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
     narrow = mixed(runs) and PERSONALISED in gone  # columns name the kinds then
     if mixed(runs):
         gone = ["final", "best", *(name for name in gone if name not in (PERSONALISED, "global"))]
-        gone += ["MB\ndown"] if narrow else []
+        gone += ["down"] if narrow else []
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=FOLDED, max_width=names)
     if not narrow:
         table.add_column(metrics[0] if len(metrics) == 1 else "score", no_wrap=True, max_width=12)
     shown = [name for name in COLUMNS if name not in gone]
+    sent = [(run.total_bytes("uplink"), run.total_bytes("downlink"), run.total_bytes("both")) for run in runs]
+    unit = unit_of(chain(*sent))
     for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
-    for run in runs:
+        table.add_column(f"{unit}\n{name}" if name in WAYS else name, justify="right", no_wrap=True)
+    for run, counts in zip(runs, sent, strict=True):
         score = run.score(run.kind)
         cells = dict(
             zip(
@@ -120,9 +123,7 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
                     run.written(score.best),
                     run.written(of_clients(run)),
                     run.written(run.score("global").final),
-                    megabytes(run.total_bytes("uplink")),
-                    megabytes(run.total_bytes("downlink")),
-                    megabytes(run.total_bytes("both")),
+                    *(in_unit(count, unit) for count in counts),
                     seconds(run.seconds),
                 ),
                 strict=True,
