@@ -6,7 +6,7 @@ project = "fewbytes"
 author = "The fewbytes authors"
 copyright = "2026, The fewbytes authors"
 release = metadata.version("fewbytes")
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
 exclude_patterns = ["pictures", "*.json"]
 myst_heading_anchors = 3
 html_theme = "furo"
@@ -16,6 +16,7 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
 }
+autosummary_generate = False  # only the tables, which link to the descriptions below them
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True}
