@@ -2,6 +2,8 @@
 
 from importlib import metadata
 
+from sphinx.application import Sphinx
+
 project = "fewbytes"
 author = "The fewbytes authors"
 copyright = "2026, The fewbytes authors"
@@ -23,3 +25,14 @@ autodoc_default_options = {"members": True}
 default_role = "code"  # `name` in docstrings
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
+
+
+def _with_glossary(_: object, page: str, source: list[str]) -> None:
+    """Link the glossary at the end of every page with a table."""
+    if "\n| --- " in source[0] and "glossary.md" not in source[0] and page != "glossary":
+        source[0] += f"\n\nThe [glossary]({'../' * page.count('/')}glossary.md) explains the terms of the tables.\n"
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx calls this."""
+    app.connect("source-read", _with_glossary)
