@@ -76,7 +76,7 @@ SAYS = {
 """What the methods send to which an attack does not apply."""
 Results = dict[str, dict[str, Any]]
 """By method and attack: its result, or why it does not apply."""
-PAGE = """# What each method leaks, and what a malicious client does to it
+PAGE = """# What each method leaks
 
 `python benchmarks/leaks.py` makes this page from `leaks.json`. Every figure is measured, on one small run of each
 method: the digits, split evenly among {clients} clients with 180 samples each, {rounds} rounds of {epochs} epochs
