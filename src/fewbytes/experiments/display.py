@@ -34,10 +34,10 @@ class Visible(Console):
     """A console that escapes control characters: names of folders, classes or columns may be untrusted."""
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
-        """Print as any console; with `soft_wrap`, lines end between words on a terminal, and are whole elsewhere."""
-        if soft_wrap and self.is_terminal:
-            how |= {"overflow": "ignore", "crop": False}
-        super().print(*objects, soft_wrap=soft_wrap and not self.is_terminal, **how)
+        """Print as any console; with `soft_wrap`, lines end between words on a terminal, if each fits into one; elsewhere
+        they are whole."""
+        longest = max((len(word) for each in objects for word in str(each).split()), default=0)
+        super().print(*objects, soft_wrap=soft_wrap and (not self.is_terminal or longest > self.width), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Print as any console, with control characters made visible."""
