@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 
+from fewbytes.base.errors import UserError
 from fewbytes.base.units import in_unit, unit_of
+from fewbytes.experiments.compare import compare
 from fewbytes.experiments.display import PLAIN, Display, Visible
 
 
@@ -52,3 +55,13 @@ def test_lines_end_between_words_on_a_terminal_and_are_whole_elsewhere() -> None
 def test_one_unit_suits_all_amounts_of_a_table(counts: list[int | None], unit: str, texts: list[str]) -> None:
     assert unit_of(counts) == unit
     assert [in_unit(count, unit) for count in counts] == texts
+
+
+def test_a_missing_package_is_said_once_for_all_methods_of_a_comparison(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    table = tmp_path / "numbers.csv"
+    table.write_text("a,target\n" + "".join(f"{i},{i / 7}\n" for i in range(60)))
+    with pytest.raises(UserError, match="metric mae needs torchmetrics"):
+        compare(["fedavg", "fedper", "separate"], {"dataset": str(table), "clients": 2}, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    assert "torchmetrics" not in capsys.readouterr().err

@@ -36,7 +36,7 @@ def size(count: float) -> str:
 
     >>> from fewbytes.base.units import size
     >>> size(14_400), size(1_600_000), size(0)
-    ('14.4 kB', '1.60 MB', '0 B')
+    ('14.4 kB', '1.60 MB', '0 MB')
     """
     unit = unit_of([count])
     return f"{in_unit(count, unit)} {unit}"
@@ -50,15 +50,15 @@ def moved(up: int, down: int) -> str:
     ('36.0 MB (12.0 up, 24.0 down)', '1.60 MB (923 kB up, 677 kB down)')
     """
     both = size(up + down)
-    each = [size(count).removesuffix(f" {both.split()[1]}" if count else " B") for count in (up, down)]
+    each = [size(count).removesuffix(f" {both.split()[1]}") if count else "0" for count in (up, down)]
     return f"{both} ({each[0]} up, {each[1]} down)"
 
 
 def unit_of(counts: Iterable[float | None]) -> str:
     """One unit for all these numbers of bytes: the largest in which none but 0 is below 1, if the others then have at
     most six digits before the point, else the smallest in which they have."""
-    these = [count for count in counts if count]
-    least, most = min(these, default=1), max(these, default=1)
+    these = [count for count in counts if count] or [10**6]
+    least, most = min(these), max(these)
     fitting = [unit for unit, factor in UNITS.items() if least >= factor] or ["B"]
     enough = [unit for unit, factor in UNITS.items() if most < 1e6 * factor] or ["TB"]
     return max(fitting[-1], enough[0], key=lambda unit: UNITS[unit])

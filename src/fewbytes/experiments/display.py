@@ -34,8 +34,8 @@ class Visible(Console):
     """A console that escapes control characters: names of folders, classes or columns may be untrusted."""
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
-        """Print as any console; with `soft_wrap`, lines end between words on a terminal, if each fits into one; elsewhere
-        they are whole."""
+        """Print as any console; with `soft_wrap`, lines end between words on a terminal, if each fits into one.
+        Elsewhere they are whole."""
         longest = max((len(word) for each in objects for word in str(each).split()), default=0)
         super().print(*objects, soft_wrap=soft_wrap and (not self.is_terminal or longest > self.width), **how)
 
