@@ -60,7 +60,7 @@ def test_one_unit_suits_all_amounts_of_a_table(counts: list[int | None], unit: s
 def test_a_missing_package_is_said_once_for_all_methods_of_a_comparison(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     table = tmp_path / "numbers.csv"
-    table.write_text("a,target\n" + "".join(f"{i},{i / 7}\n" for i in range(60)))
+    table.write_text("a,target\n" + "".join(f"{i * 37 % 61},{i / 7}\n" for i in range(60)))
     with pytest.raises(UserError, match="metric mae needs torchmetrics"):
         compare(["fedavg", "fedper", "separate"], {"dataset": str(table), "clients": 2}, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
