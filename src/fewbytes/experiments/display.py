@@ -93,7 +93,7 @@ class Display(Watcher):
         if kind is KeyboardInterrupt:
             again = f"resume with: fewbytes {self._command} --resume {self._folder}"
             console.print(
-                f"interrupted; {again if self._command else 'give the command again to go on'}", soft_wrap=True
+                f"interrupted; {again if self._command else 'give the command again to continue'}", soft_wrap=True
             )
 
     def waiting(self, there: int, wanted: int) -> None:
