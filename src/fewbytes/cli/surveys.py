@@ -39,7 +39,8 @@ def survey(
         bool, typer.Option("--duplicates", help="Look for near-duplicates between sites, by salted digests.")
     ] = False,
     tell: Annotated[
-        str, typer.Option(help="In one process: what each site reports, or all of them: figures, labels, sizes or nothing.")
+        str,
+        typer.Option(help="In one process: what each site reports, or all of them: figures, labels, sizes or nothing."),
     ] = "figures",
     hosts: Annotated[
         str | None, typer.Option(help="Names of the sites' hosts, comma-separated.", metavar="LIST")
