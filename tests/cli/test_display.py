@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.units import in_unit, unit_of
+from fewbytes.base.units import in_unit, moved, unit_of
 from fewbytes.experiments.compare import compare
 from fewbytes.experiments.display import PLAIN, Display, Visible
 
@@ -65,3 +65,9 @@ def test_a_missing_package_is_said_once_for_all_methods_of_a_comparison(tmp_path
         compare(["fedavg", "fedper", "separate"], {"dataset": str(table), "clients": 2}, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     assert "torchmetrics" not in capsys.readouterr().err
+
+
+def test_bytes_of_each_way_name_their_unit_where_it_differs() -> None:
+    assert moved(923_000, 677_000) == "1.60 MB (923 kB up, 677 kB down)"
+    assert moved(5, 0) == "5 B (5 up, 0 down)"
+    assert moved(0, 0) == "0 MB (0 up, 0 down)"
