@@ -88,7 +88,7 @@ def round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
         "x": [None if row is None else row["round"] for row in rows],
         "y": [None if count is None else count / 1e6 for count in counts],
         "customdata": [
-            [pieces.plain(run.label), "" if row is None else when(row), size(count)]
+            [pieces.plain(run.label), "" if row is None else when(row), "" if count is None else size(count)]
             for row, count in zip(rows, counts, strict=True)
         ],
         "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]}</b> "
