@@ -64,7 +64,7 @@ FIRST = {
         "Sites": PLACES,
         "Data": DATA,
         "Answers": {
-            "tell": "what a site reports: figures, labels, sizes or nothing",
+            "tell": "what a site reports: figures, labels, sizes, nothing",
             "min_count": "show no figure of fewer samples",
             "duplicates": "look for near-duplicates between sites",
         },
