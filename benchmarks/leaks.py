@@ -80,7 +80,7 @@ SAYS = {
 """What the methods send to which an attack does not apply."""
 Results = dict[str, dict[str, Any]]
 """By method and attack: its result, or why it does not apply."""
-PAGE = """# What each method leaks, and what a malicious client does to it
+PAGE = """# What each method leaks
 
 `python benchmarks/leaks.py` makes this page from `leaks.json`. Every figure is measured, on one small run of each
 method: the digits, split evenly among {clients} clients with 180 samples each, {rounds} rounds of {epochs} epochs
@@ -100,7 +100,7 @@ about the method. A low figure means that these attacks found little, not that n
   image counts as recognised from 25 dB. The control is the gradient of all values. GENE-FL is attacked at its
   smallest learnGene; its first rounds upload every layer. For FedPURIN, the attacker sees the critical values and knows
   the model at the start of training, as the server sent it.
-- **Members** of the training data are told from test samples by LiRA, with eight shadow models. It attacks the model
+- **Members** of the training data are separated from test samples by LiRA (8 shadow models). It attacks the model
   that the run saves: the global one, or client 0's own. AUC 0.50 is guessing, and chance alone moves it by 0.03; TPR
   is at 1 % FPR. The control is such a model overfitted to 50 samples: its AUC must reach 0.60.
 - **Accuracy** is the method's headline score when all clients are honest, and when one of five sends 100 times its

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 CARDS = ROOT / "docs" / "methods"
 VIEWS = ((1, "each client's own model"), (2, "global model"))
 GREY, COLOUR = "#8a8f98", "#2f81f7"  # legible on white and on black
+BASELINES = {"fedavg": "#e07b1f", "separate": "#2da44e"}
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "fewbytes", "font.family": "sans-serif", "font.size": 10,
     "text.color": GREY, "axes.edgecolor": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
@@ -52,9 +53,11 @@ def figure(name: str, found: dict[str, list[dict[str, Any]]]) -> None:
         for axes, (view, title) in zip(rows[0], views, strict=True):
             alone = [run["own"] for run in found["separate"]]
             if view == 1 and name != "separate":
-                axes.axhline(sum(alone) / len(alone), color=GREY, lw=1, ls=":", label="training alone")
+                axes.axhline(
+                    sum(alone) / len(alone), color=BASELINES["separate"], lw=1.4, ls=":", label="training alone"
+                )
             if name != "fedavg":
-                curve(axes, found["fedavg"], view, GREY, "fedavg")
+                curve(axes, found["fedavg"], view, BASELINES["fedavg"], "fedavg")
             curve(axes, found[name], view, COLOUR, name)
             axes.set(title=title, xlabel="MB up, all clients", ylim=(0, 1))
             axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -70,17 +73,17 @@ def figure(name: str, found: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def card(name: str, model: str) -> str:
-    """The card with its figure: in place of the one that is there, or after the first paragraph."""
+    """The card with its figure: in place of the one that is there, or after what it does, and the paper."""
     text = (CARDS / f"{name}.md").read_text("utf-8")
     text = re.sub("<!-- figure -->.*?<!-- /figure -->\n\n", "", text, flags=re.DOTALL)
-    title, first, rest = text.split("\n\n", 2)
+    title, purpose, paper, rest = text.split("\n\n", 3)
     words = textwrap.fill(
         f"Accuracy against the bytes that all clients sent: digits, 10 clients, alpha 1, `{model}`, 20 rounds, three "
         "seeds ([all methods, with the settings](../which.md#measured)).",
         120,
     )
     block = f"<!-- figure -->\n![{name}: accuracy over MB up](pictures/{name}.svg)\n\n{words}\n<!-- /figure -->"
-    return "\n\n".join([title, first, block, rest])
+    return "\n\n".join([title, purpose, paper, block, rest])
 
 
 def listed() -> str:

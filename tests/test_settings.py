@@ -183,7 +183,7 @@ def test_brief_settings_are_named_only_where_they_are_not_the_default():
 
 
 def test_help_groups_the_options_and_shows_their_defaults():
-    text = CliRunner().invoke(app, ["run", "--help"]).output
+    text = CliRunner().invoke(app, ["run", "--help-all"]).output
     for group in GROUPS.values():
         panel = re.search(rf"─ {group.title} ─(.*?)╰", text, re.DOTALL)
         assert panel is not None, group.title

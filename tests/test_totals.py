@@ -79,7 +79,7 @@ def test_the_advice_on_fewer_bytes_follows_the_tables():
     text = (ROOT / "docs" / "which.md").read_text("utf-8")
     step = re.sub(r"\s+", " ", re.findall(r"^5\. \*\*.*?(?=\n\n)", text, re.M | re.S)[0])
     advice, baselines = step.split("Papers' ways to send less")
-    assert "Take `--bits 0.5`" in advice
+    assert "take `--bits 0.5`" in advice
     names = re.findall(r"`(\w+)`", baselines.partition(" are baselines for ")[0])
     assert sorted(names) == ["dgc", "fedcams", "fedcom", "smartidx"]
     assert not set(names) & set(re.findall(r"`(\w+)`", advice))

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
-from fewbytes.experiments.display import Display
+from fewbytes.base.errors import UserError
+from fewbytes.base.units import in_unit, moved, unit_of
+from fewbytes.experiments.compare import compare
+from fewbytes.experiments.display import PLAIN, Display, Visible
 
 
 @pytest.mark.parametrize(("command", "told"), [("deploy", range(1, 13)), ("run", (1, 2, 4, 6, 8, 10, 12))])
@@ -23,3 +29,45 @@ def test_a_log_has_a_line_for_what_is_waited_for_and_of_a_deployment_for_each_ro
     rounds = [line for line in lines if line.startswith("fedavg: round ")]
     assert [line.split()[2] for line in rounds] == [f"{t}/12" for t in told]
     assert rounds[-1].split("  ")[1:] == ["global 12.0%", "36.0 MB (12.0 up, 24.0 down)"]
+
+
+def test_lines_end_between_words_on_a_terminal_and_are_whole_elsewhere() -> None:
+    text = "For personalised models take separate, with nothing sent: see runs/20261129-110655-compare/report.html"
+    for terminal in (True, False):
+        file = io.StringIO()
+        Visible(file=file, force_terminal=terminal, width=50, **PLAIN).print(text, soft_wrap=True)
+        lines = file.getvalue().splitlines()
+        assert " ".join(map(str.strip, lines)) == text
+        assert (len(lines) > 2) == terminal
+
+
+@pytest.mark.parametrize(
+    ("counts", "unit", "texts"),
+    [
+        ([14_400, None, 0], "kB", ["14.4", "—", "0"]),
+        ([923_000, 1_600_000], "kB", ["923", "1,600"]),
+        ([460, 677_000, 1_600_000], "kB", ["0.460", "677", "1,600"]),
+        ([12_000_000, 24_000_000], "MB", ["12.0", "24.0"]),
+        ([180], "B", ["180"]),
+        ([1, 900_000_000], "kB", ["0.00100", "900,000"]),
+    ],
+)
+def test_one_unit_suits_all_amounts_of_a_table(counts: list[int | None], unit: str, texts: list[str]) -> None:
+    assert unit_of(counts) == unit
+    assert [in_unit(count, unit) for count in counts] == texts
+
+
+def test_a_missing_package_is_said_once_for_all_methods_of_a_comparison(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    table = tmp_path / "numbers.csv"
+    table.write_text("a,target\n" + "".join(f"{i * 37 % 61},{i / 7}\n" for i in range(60)))
+    with pytest.raises(UserError, match="metric mae needs torchmetrics"):
+        compare(["fedavg", "fedper", "separate"], {"dataset": str(table), "clients": 2}, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    assert "torchmetrics" not in capsys.readouterr().err
+
+
+def test_bytes_of_each_way_name_their_unit_where_it_differs() -> None:
+    assert moved(923_000, 677_000) == "1.60 MB (923 kB up, 677 kB down)"
+    assert moved(5, 0) == "5 B (5 up, 0 down)"
+    assert moved(0, 0) == "0 MB (0 up, 0 down)"

@@ -11,6 +11,7 @@ import pytest
 from commands import fewbytes
 from runs import PATIENCE
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from fewbytes.cli.app import app
 from fewbytes.cli.overview import COMMANDS
@@ -45,6 +46,23 @@ def test_every_command_has_short_help(command: str, tmp_path: Path) -> None:
     done = fewbytes(command, "-h", cwd=tmp_path)
     assert done.returncode == 0
     assert f"fewbytes {command}" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "plan", "deploy", "survey", "node"])
+def test_help_is_short_and_all_of_it_has_every_option(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is wider than 80 columns; words of the whole help are whole."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    short = CliRunner().invoke(app, [command, "--help"]).output
+    assert len(short.splitlines()) <= 45
+    assert max(map(len, short.splitlines())) <= 80
+    if command == "node":
+        return
+    whole = CliRunner().invoke(app, [command, "--help-all"]).output
+    words = whole.replace("│", " ").split()
+    for each in get_command(app).commands[command].params:  # type: ignore[attr-defined]
+        assert each.param_type_name == "argument" or each.opts[0] in words
+        assert set((getattr(each, "help", None) or "").split()) <= set(words)
+    assert max(map(len, whole.splitlines())) <= 80
 
 
 def test_a_frame_is_read_by_the_classes_of_its_run(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from fewbytes.methods import FILES
 
 ROOT = Path(__file__).parents[2]
+CARDS = ROOT / "docs" / "methods"
 
 
 @pytest.fixture
@@ -30,6 +32,19 @@ def test_tables(found):
     decisions = script("decisions")
     for path, text in decisions.pages(found[decisions.MODEL]).items():
         assert path.read_text("utf-8") == text
+
+
+@pytest.mark.parametrize(
+    "card", [card for card in sorted(CARDS.glob("*.md")) if card.stem != "index"], ids=lambda card: card.stem
+)
+def test_a_card_opens_with_what_the_method_is_for(card):
+    """In five lines, before the paper and the figure; results are in the measured parts."""
+    title, purpose, *rest = card.read_text("utf-8").split("\n\n")
+    assert title.startswith("# ")
+    assert re.fullmatch(r"\*\*What it does\.\*\*\s.+\s\*\*Take\sit\*\*\s.+\s\*\*Not\*\*\s.+", purpose, re.DOTALL)
+    assert len(purpose.splitlines()) <= 5
+    assert not re.search(r"\d+(\.\d+)? ?%|\d MB", purpose)
+    assert not any("<!-- figure -->" in each or "![" in each for each in rest[:1])  # the paper
 
 
 def test_cards_and_the_list(found):

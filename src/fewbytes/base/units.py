@@ -9,17 +9,14 @@ from collections.abc import Iterable
 from fewbytes.base.errors import UserError
 
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-NUMBER = r"([0-9.]+)\s*(?:((?i:[kmgt]i?)?)"
+UNITS = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10**3, "B": 1}
+NUMBER = r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*(?:((?i:[kmgt]i?)?)"
 
 
 def parse_bytes(text: str | float) -> int:
     """An amount in whole bytes: '200MB', '1.5 GiB', '800Mbit', '300000', 2e8.
 
     Raises UserError for less than one, and for '200Mb', which is ambiguous between bits and bytes.
-
-    >>> from fewbytes.base.units import parse_bytes
-    >>> parse_bytes("1.5 GiB"), parse_bytes("800Mbit")
-    (1610612736, 100000000)
     """
     read = _amount(text if isinstance(text, str) else f"{text:f}", NUMBER + r"(B|(?i:bytes?|bits?)))?")
     if not 1 <= read < math.inf or (isinstance(text, float) and not text.is_integer()):
@@ -30,32 +27,41 @@ def parse_bytes(text: str | float) -> int:
     return int(read)
 
 
-def moved(up: int, down: int) -> str:
-    """Bytes up and down as text: the megabytes (10^6 bytes) of both directions, and of each.
+def size(count: float) -> str:
+    """Bytes with three significant digits, in the unit that suits them: 14.4 kB, 1.60 MB."""
+    return f"{in_unit(count, unit := unit_of([count]))} {unit}"
 
-    >>> from fewbytes.base.units import moved
-    >>> moved(12_000_000, 24_000_000)
-    '36.0 MB (12.0 up, 24.0 down)'
-    """
-    return f"{megabytes(up + down)} MB ({megabytes(up)} up, {megabytes(down)} down)"
+
+def moved(up: int, down: int) -> str:
+    """Bytes in both directions, and in each: 36.0 MB (12.0 up, 24.0 down), 1.60 MB (923 kB up, 677 kB down)."""
+    unit = unit_of([up + down])
+    ways = [size(count).removesuffix(f" {unit}") if count else "0" for count in (up, down)]
+    return f"{in_unit(up + down, unit)} {unit} ({ways[0]} up, {ways[1]} down)"
+
+
+def unit_of(counts: Iterable[float | None]) -> str:
+    """One unit for these bytes: the largest in which none but 0 is below 1, or the most of them is 1000 or more."""
+    these = [count for count in counts if count] or [10**6]
+    return next((u for u, factor in UNITS.items() if min(these) >= factor or max(these) >= 1000 * factor), "B")
+
+
+def in_unit(count: float | None, unit: str) -> str:
+    """Bytes with three significant digits, all digits before the point, and no unit; a dash for None."""
+    if not count:
+        return "—" if count is None else "0"
+    value = count / UNITS[unit]
+    return f"{value:,.{0 if unit == 'B' else max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
 def megabytes(count: float | None) -> str:
-    """Bytes as megabytes (10^6) with three significant digits, all digits before the point, and no unit."""
-    if not count:
-        return "—" if count is None else "0"
-    decimals = max(0, 2 - math.floor(math.log10(abs(count) / 1e6)))
-    return f"{count / 1e6:,.{decimals}f}"
+    """Bytes as megabytes (10^6), like `in_unit`."""
+    return in_unit(count, "MB")
 
 
 def parse_rate(text: str) -> float:
     """A link's rate in bytes per second: '1MB/s', '250kBps', '2MiB/s', '10Mbit/s', '10Mb/s', '10Mbps'.
 
     Raises UserError.
-
-    >>> from fewbytes.base.units import parse_rate
-    >>> parse_rate("1MB/s"), parse_rate("10Mbps")
-    (1000000.0, 1250000.0)
     """
     rate = _amount(text, NUMBER + r"(B|b|(?i:bytes?|bits?)))(?i:\s*/\s*s(?:ec)?|ps)?")
     if not 0 < rate < math.inf:
@@ -72,11 +78,7 @@ def _amount(text: str, pattern: str) -> float:
     if match is None:
         return 0.0
     number, prefix, unit = match[1], match[2] or "", match[3] or "B"
-    in_bits = unit == "b" or unit.lower().startswith("bit")
-    try:
-        return float(number) * PREFIXES[prefix.lower()] / (8 if in_bits else 1)
-    except ValueError:  # two decimal points
-        return 0.0
+    return float(number) * PREFIXES[prefix.lower()] / (8 if unit == "b" or unit.lower().startswith("bit") else 1)
 
 
 def plain(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fewbytes.cli.after import attack, audit, export, inspect_file, probe, report, statement
+from fewbytes.cli.brief import FIRST, Brief
 from fewbytes.cli.check import check
 from fewbytes.cli.codec import decode, encode
 from fewbytes.cli.endings import ending
@@ -28,7 +29,7 @@ for each in (
     *(methods, run, deploy, compare, plan, partition, reproduce, report, probe, attack, export, encode, decode, doctor),
     *(audit, statement, check, status, evaluate, survey, schema),
 ):
-    app.command()(each)
+    app.command(cls=Brief if each.__name__ in FIRST else None)(each)
 app.command("inspect")(inspect_file)
 app.add_typer(new, name="new")
 app.add_typer(federation, name="federation")

@@ -20,6 +20,12 @@ from fewbytes.experiments.display import console
 from fewbytes.experiments.groups import GROUPS
 
 
+def _help() -> str:
+    from fewbytes.cli.brief import FIRST
+
+    return "--help-all" if sys.argv[1:2] and sys.argv[1] in FIRST else "--help"
+
+
 def _debug() -> str:
     return "" if os.environ.get("FEWBYTES_DEBUG") else "FEWBYTES_DEBUG=1 shows the traceback"
 
@@ -54,7 +60,7 @@ def ending(command: Callable[[], object]) -> None:
     except Exception as error:
         message = getattr(error, "format_message", None)  # a usage error of the command line's library
         if message is not None:
-            code = _fail(_parameter(error) or f"{message()} (--help lists the options)", 2)
+            code = _fail(_parameter(error) or f"{message()} ({_help()} lists the options)", 2)
         else:
             who = (getattr(error, "__notes__", None) or ["unexpected"])[-1]  # a method's server half, in a round
             where = "; ".join(filter(None, (raised_at(error, own_code=who != "unexpected"), _debug())))

@@ -160,7 +160,7 @@ def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
                             deployment.execute(watcher, display.note)
     if not how.show:
         return folder
-    printed.print(deployment.commands(), soft_wrap=True)
+    printed.print(deployment.commands(), no_wrap=True, overflow="ignore", crop=False)  # to copy
     return None
 
 

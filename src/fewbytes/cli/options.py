@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fewbytes.base.settings import Group
+from fewbytes.cli.brief import HelpAll
 
 
 def options_of(group: type[Group]) -> list[inspect.Parameter]:
@@ -75,12 +76,18 @@ def with_options(
 
         @functools.wraps(function)
         def command(context: typer.Context, **values: Any) -> None:
+            del values["help_all"]  # it has ended the command
             given = {o.name: values.pop(o.name) for o in options}
             sources = {key: context.get_parameter_source(key) for key in given}
             named = {key: given[key] for key, source in sources.items() if source and source.name == "COMMANDLINE"}
             function(**{name: read(named)}, **values)
 
-        parameters = [context, *own, *options]
+        parameters = [
+            context,
+            *own,
+            *options,
+            inspect.Parameter("help_all", keyword, default=False, annotation=HelpAll),
+        ]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command

@@ -46,7 +46,8 @@ def survey(
         ),
     ] = None,
     tell: Annotated[
-        str, typer.Option(help="In one process: what each site tells, or all: figures, labels, sizes, nothing.")
+        str,
+        typer.Option(help="In one process: what each site reports, or all of them: figures, labels, sizes or nothing."),
     ] = "figures",
     hosts: Annotated[
         str | None, typer.Option(help="Names of the sites' hosts, comma-separated.", metavar="LIST")

@@ -82,7 +82,7 @@ def names_rows(table: Table, name: str) -> str:
     if consecutive and len(np.unique(values)) == len(values):
         return "each whole number of a range once"
     if called and values.dtype.kind == "f" and np.abs(values).max() > 2**53:
-        return "whole numbers of more digits than can be told apart"
+        return "whole numbers of more digits than can be distinguished"
     return _identifying("whole numbers", len(np.unique(values)), len(values), called) if called else ""
 
 

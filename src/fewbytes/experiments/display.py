@@ -33,6 +33,12 @@ MAIN = ("global", "personalised")
 class Visible(Console):
     """A console that escapes control characters: names of folders, classes or columns may be untrusted."""
 
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
+        """Print as any console; with `soft_wrap`, lines end between words on a terminal, if each fits into one.
+        Elsewhere they are whole."""
+        longest = max((len(word) for each in objects for word in str(each).split()), default=0)
+        super().print(*objects, soft_wrap=soft_wrap and (not self.is_terminal or longest > self.width), **how)
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Print as any console, with control characters made visible."""
         for text, style, control in super().render(renderable, options):
@@ -87,7 +93,7 @@ class Display(Watcher):
         if kind is KeyboardInterrupt:
             again = f"resume with: fewbytes {self._command} --resume {self._folder}"
             console.print(
-                f"interrupted; {again if self._command else 'give the command again to go on'}", soft_wrap=True
+                f"interrupted; {again if self._command else 'give the command again to continue'}", soft_wrap=True
             )
 
     def waiting(self, there: int, wanted: int) -> None:

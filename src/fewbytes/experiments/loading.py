@@ -94,7 +94,7 @@ def _split(reader: Reader, partition: Partition) -> Loaded:
     dataset, public = reader.part(reader.dataset(how.dataset)), None
     kept = _with_schema(how if dataset.schema is None else reader.settings, dataset)
     # the key is part of a run's fingerprint: with another wording, earlier runs could not be resumed
-    agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
+    agreed = {"data set (split among the clients; --partition local leaves each node its own)": _words(dataset)}
     if partition.test != "own-share":
         agreed["test"] = partition.test
     if how.public is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.units import megabytes
+from fewbytes.base.units import size
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.task import Task
@@ -100,8 +100,8 @@ class Plan:
         table = Table("", "uplink", "downlink", title="the plan", title_justify="left")
         for column in table.columns[1:]:
             column.justify = "right"
-        table.add_row("MB per client and round", megabytes(self.up), megabytes(self.down))
-        table.add_row("  nominal (as papers count)", megabytes(self.nominal_up), megabytes(self.nominal_down))
+        table.add_row("per client and round", size(self.up), size(self.down))
+        table.add_row("  nominal (as papers count)", size(self.nominal_up), size(self.nominal_down))
         bits = self.uplink_bits_per_value, self.downlink_bits_per_value
         errors = self.uplink_rounding_error, self.downlink_rounding_error
         if bits != (None, None):
@@ -111,14 +111,14 @@ class Plan:
             name = (
                 "  in a client's first round" if (n := self.first_rounds) == 1 else f"  in a client's first {n} rounds"
             )
-            table.add_row(name, megabytes(n * self.up + self.first_up), megabytes(n * self.down + self.first_down))
+            table.add_row(name, size(n * self.up + self.first_up), size(n * self.down + self.first_down))
         table.add_row(
-            f"MB in total: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
+            f"in total: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
             + (f" (of {self.asked}, limited by the budget)" if self.rounds < self.asked else "")
             + (": more than the budget" if self.over_budget else ""),
-            *map(megabytes, self.total),
+            *map(size, self.total),
         )
-        table.add_row("  both directions", "", megabytes(sum(self.total)))
+        table.add_row("  both directions", "", size(sum(self.total)))
         table.add_row(
             "seconds per round on the link", f"{self.up / self.uplink:.2f}", f"{self.down / self.downlink:.2f}"
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fewbytes.core.known_metrics import check_installed
 from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.experiments.display import Display
@@ -42,6 +43,8 @@ class PreparedRun:
         experiment = make_experiment(settings)
         self.found = find(experiment, here) if task is None else Found(experiment, task)
         self.experiment, self.task = self.found.experiment, self.found.task
+        if task is None:
+            check_installed(self.task.problem.objective.measured)  # once for all methods of a comparison
         self.method = self.experiment.build_method()
         chosen = () if self.method.promises.describes else _picked(settings, self.experiment)
         picked = ", ".join(chosen)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Literal
 
-from fewbytes.base.units import megabytes
+from fewbytes.base.units import size
 from fewbytes.report import pieces
 from fewbytes.report.curves import Over, curve
 from fewbytes.report.folder import Both, Direction, Row, RunFolder, when
@@ -36,7 +36,7 @@ def score_traces(group: Repeated, metric: str, kind: str | None, index: int, ove
     rows = {row["round"]: row for row in run.rounds if row["phase"] != "join"}
     scale = 1e6 if over in ("both", "uplink", "downlink") else 1
     form = ".1%" if run.percent(metric) else ".4~g"
-    moved = f"<br>%{{customdata[3]}} MB {'in both directions' if over == 'both' else over}"
+    moved = f"<br>%{{customdata[3]}} {'in both directions' if over == 'both' else over}"
     words = {"round": "", "seconds": "<br>%{x:,.4~g} s"}.get(over, moved)
     seeds = [f" ± {run.written(p.deviation, metric)} ({len(group.runs)} seeds)" if p.deviation else "" for p in points]
     line = _line(index, [rows.get(point.round) for point in points]) | {
@@ -47,7 +47,7 @@ def score_traces(group: Repeated, metric: str, kind: str | None, index: int, ove
                 pieces.plain(group.label),
                 pieces.plain(kind or ""),
                 when(rows[point.round]) if point.round in rows else f"round {point.round}",
-                megabytes(point.x),
+                size(point.x),
                 text,
             ]
             for point, text in zip(points, seeds, strict=True)
@@ -101,10 +101,10 @@ def round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
         "x": [None if row is None else row["round"] for row in rows],
         "y": [None if count is None else count / 1e6 for count in counts],
         "customdata": [
-            [pieces.plain(run.label), "" if row is None else when(row), megabytes(count)]
+            [pieces.plain(run.label), "" if row is None else when(row), "" if count is None else size(count)]
             for row, count in zip(rows, counts, strict=True)
         ],
-        "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
+        "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]}</b> "
         + direction
         + "<br>%{customdata[1]}<extra></extra>",
     }
@@ -149,11 +149,11 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction, numbers: Seque
         }
         values, customdata = (
             [count / 1e6 for _, count in clients.values()],
-            [[pieces.plain(run.label), who, megabytes(round(count))] for who, count in clients.values()],
+            [[pieces.plain(run.label), who, size(round(count))] for who, count in clients.values()],
         )
         trace: Trace = {
             "customdata": customdata,
-            "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
+            "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]}</b> "
             + direction
             + "<br>%{customdata[1]}<extra></extra>",
             "marker": {"color": pieces.colour(number), "size": 5},

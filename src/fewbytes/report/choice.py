@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fewbytes.base.errors import listed as named
-from fewbytes.base.units import megabytes
+from fewbytes.base.units import moved, size
 from fewbytes.report import pieces
 from fewbytes.report.charts import DIRECTIONS, score_axis
 from fewbytes.report.folder import Guess, RunFolder
@@ -234,7 +234,7 @@ def _silent(groups: Sequence[Repeated]) -> set[str]:
 
 
 def _cost(point: Point) -> str:
-    return f"with {megabytes(point.nbytes)} MB in both directions" if point.nbytes else "with nothing sent"
+    return f"with {size(point.nbytes)} in both directions" if point.nbytes else "with nothing sent"
 
 
 def compared_kinds(groups: Sequence[Repeated]) -> list[str]:
@@ -364,21 +364,16 @@ def _rule(x: list[float], y: list[float], dash: str) -> Trace:
 def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) -> Trace:
     """A run's mark and its hover text."""
     over = ", over the budget" if run.over_budget else ""
+    sent = moved(*map(run.total_bytes, DIRECTIONS)) if point.nbytes else size(0)  # own models by local training: none
     return {
         "type": "scatter",
         "x": [x],
         "y": [point.score if run.higher() else -point.score],
-        "customdata": [[pieces.plain(point.label), _moved(run, point)]],
+        "customdata": [[pieces.plain(point.label), sent]],
         "hovertemplate": f"%{{customdata[0]}}<br><b>%{{y:{'.1%' if run.percent() else '.4~g'}}}</b> "
         + f"{choice.kind}<br>%{{customdata[1]}}{over}<extra></extra>",
         "meta": index,
     }
-
-
-def _moved(run: RunFolder, point: Point) -> str:
-    """Megabytes of both directions, and of each; none for models that come from local training."""
-    up, down = (megabytes(run.total_bytes(way)) for way in DIRECTIONS)
-    return f"{megabytes(point.nbytes)} MB in both directions" + (f" ({up} up, {down} down)" if point.nbytes else "")
 
 
 def _names(points: Sequence[Point]) -> dict[str, str]:

@@ -11,10 +11,10 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.units import megabytes
+from fewbytes.base.units import megabytes, size
 from fewbytes.report import numbers, pieces
 from fewbytes.report.pieces import Charts
-from fewbytes.report.table import decibels, percent, seconds, whole
+from fewbytes.report.table import GLOSSARY, decibels, percent, seconds, whole
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _PLOTLY = Path(__file__).parent / "assets" / "plotly-cartesian.min.js.gz"
@@ -69,6 +69,8 @@ def _environment() -> Any:
         "megabytes": megabytes,
         "percent": percent,
         "seconds": seconds,
+        "size": size,
         "whole": whole,
     }
+    environment.globals["glossary"] = GLOSSARY
     return environment

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fewbytes.base.units import megabytes, written
+from fewbytes.base.units import in_unit, unit_of, written
 from fewbytes.core.promise import Privacy
 from fewbytes.data.schema import DOUBT
 from fewbytes.report import left_out, notes
@@ -25,7 +25,8 @@ from fewbytes.running.rounding import rounded
 from fewbytes.running.settings import ROUNDING
 
 T = TypeVar("T")
-WAYS: tuple[Direction | Both, ...] = ("uplink", "downlink", "both")
+GLOSSARY = "https://fewbytes.readthedocs.io/en/latest/glossary.html"
+TOTALS: tuple[Direction | Both, ...] = ("uplink", "downlink", "both")
 KINDS = {
     "global": "the global model, on the server's test data",
     "personalised": "each client's own model after local training, on its own test data; mean over clients",
@@ -56,10 +57,10 @@ def of_clients(run: RunFolder) -> float | None:
 
 
 PERSONALISED = "personal-\nised"
-BOTH = "MB\nboth"
-COLUMNS = ("final", "best", PERSONALISED, "global", "MB\nup", "MB\ndown", BOTH, "s")
+WAYS = ("up", "down", "both")
+COLUMNS = ("final", "best", PERSONALISED, "global", *WAYS, "s")
 FOLDED = 10  # characters of a method's name in a line, at least
-LEAST = ("s", BOTH, "best", "global", PERSONALISED)
+LEAST = ("s", "both", "best", "global", PERSONALISED)
 """Columns that a narrow terminal drops, in this order."""
 
 
@@ -76,11 +77,11 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 def summary_table(runs: Sequence[RunFolder], width: int = 100) -> Table:
     """One row per run, or per method if runs are repeated with other seeds (means ± standard deviations).
 
-    Columns: final and best score of the run's main kind, final personalised and global score, megabytes (10^6 bytes)
-    up, down and both over the whole run, seconds. Of runs that are judged on different test data only the latter two
-    scores are shown. The last row is the score of guessing the majority class. Below are the kinds' meanings, further
-    metrics, simulated seconds, rounding, clients left out and the method's notes. If `width` is too small, columns are
-    dropped: seconds, both directions' megabytes, the best score, then those of the two kinds.
+    Columns: final and best score of the run's main kind, final personalised and global score, bytes up, down and both
+    over the whole run, seconds. Of runs that are judged on different test data only the latter two scores are shown.
+    The last row is the score of guessing the majority class. Below are the kinds' meanings, further metrics, simulated
+    seconds, rounding, clients left out and the method's notes. If `width` is too small, columns are dropped: seconds,
+    both directions' bytes, the best score, then those of the two kinds.
     """
     fits = (n for n in range(len(LEAST)) if _width(_table(runs, LEAST[:n], FOLDED)) <= width)
     table = _table(runs, LEAST[: next(fits, len(LEAST))])
@@ -110,16 +111,18 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
     narrow = mixed(runs) and PERSONALISED in gone  # columns name the kinds then
     if mixed(runs):
         gone = ["final", "best", *(name for name in gone if name not in (PERSONALISED, "global"))]
-        gone += ["MB\ndown"] if narrow else []
+        gone += ["down"] if narrow else []
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=FOLDED, max_width=names)
     if not narrow:
         table.add_column(metrics[0] if len(metrics) == 1 else "score", no_wrap=True, max_width=12)
     shown = [name for name in COLUMNS if name not in gone]
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
     groups = repeated(runs)
-    for group in groups:
+    sent = [[group.mean(partial(RunFolder.total_bytes, direction=way)) for way in TOTALS] for group in groups]
+    unit = unit_of(chain(*sent))
+    for name in shown:
+        table.add_column(f"{unit}\n{name}" if name in WAYS else name, justify="right", no_wrap=True)
+    for group, counts in zip(groups, sent, strict=True):
         run, done = group.first, group.done
         cells = dict(
             zip(
@@ -129,7 +132,7 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
                     group.written([each.score(each.kind).best for each in done]),
                     group.written([of_clients(each) for each in done]),
                     group.written([each.score("global").final for each in done]),
-                    *(megabytes(group.mean(partial(RunFolder.total_bytes, direction=way))) for way in WAYS),
+                    *(in_unit(count, unit) for count in counts),
                     seconds(group.mean(lambda each: each.seconds)),
                 ),
                 strict=True,

@@ -93,7 +93,7 @@ class Settings(Group):
         "multi-krum=NUMBER, norm-clip, norm-clip=NORM or geometric-median.", metavar="RULE", brief=True,
     )  # fmt: skip
     dp: Privacy | None = setting(
-        None, "Differential privacy, e.g. epsilon=8,delta=1e-5,clip=1.0: per client, enforced by the server, or with "
+        None, "Differential privacy, e.g. epsilon=8,delta=1e-5,clip=1: per client, enforced by the server, or with "
         "of=samples per sample, enforced by the clients.", metavar="TERMS", brief=True,
     )  # fmt: skip
     bits: BitsAValue | None = setting(
