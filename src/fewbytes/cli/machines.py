@@ -157,7 +157,7 @@ def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
                         if reached.files_only:
                             run_by_mailbox(plan.settled.run_config, folder, reached, watcher, plan.again, from_round)
                         else:
-                            deployment.execute(watcher, display.note)
+                            deployment.execute(watcher, display.note, display.step)
     if not how.show:
         return folder
     printed.print(deployment.commands(), soft_wrap=True)
