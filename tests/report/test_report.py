@@ -878,7 +878,7 @@ def browse(page: Path, profile: Path) -> tuple[str, str, list[str]]:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     mine = re.compile(r'"initiator":"(?!not an origin").*"url":"(https?|wss?):')  # the others are the browser's own
