@@ -91,6 +91,13 @@ def records_in(folder: Path) -> list[Path]:
     return found
 
 
+def _called(folder: Path) -> str:
+    """A record's title: by the client that the node holds or, of a member, which the server numbers, by its place."""
+    if folder.parent.name != ".egress":
+        return folder.name
+    return f"Node in {folder.parents[1]}" if folder.name == "node" else f"Node {folder.name}"
+
+
 def audited(folder: Path, key: Path | None = None) -> Audited:
     """A node's record, verified. `key`: as in `fewbytes.base.chain.verify`. Raises UserError if it cannot be read."""
     lines, fault = verify(folder, key)
@@ -121,7 +128,7 @@ def _audited(folder: Path, lines: Sequence[Line], fault: Fault | None, keys: Seq
         about.append(f"All runs together have spent epsilon {max(spent):.3g} of the training samples' privacy.")
     replies = [line for line in answers if line["replies"]]
     return Audited(
-        f"Node {folder.name}" if folder.parent.name == ".egress" else folder.name,
+        _called(folder),
         fault is None,
         verdict,
         evidence,
