@@ -84,5 +84,5 @@ def deploy(
         for site, proxy in zip(deployed.nodes, proxies, strict=True):
             through.through[site.name] = f"127.0.0.1:{proxy.port}"
         watcher = watched_by(deployed, proxies)
-        deployed.execute(watcher, watcher.note)
+        deployed.execute(watcher, watcher.note, lambda what: None)
     return watcher

@@ -19,7 +19,7 @@ def free_port() -> int:
 def get(port: int, path: str) -> tuple[int, str]:
     """An answer's status and text; 0 if nobody answers."""
     try:
-        with OPEN(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with OPEN(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -10,6 +10,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from runs import PATIENCE
+
 
 def started(command: list[str], log: Path, stack: ExitStack, **how) -> subprocess.Popen:
     """A process that ends with the test."""
@@ -23,7 +25,7 @@ def started(command: list[str], log: Path, stack: ExitStack, **how) -> subproces
     def end() -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE)
 
     stack.callback(end)
     return process

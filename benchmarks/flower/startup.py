@@ -25,7 +25,7 @@ from fewbytes.flower.children import command_of, family_of, free_port
 
 FEWBYTES = [sys.executable, "-m", "fewbytes"]
 SITES = ("north", "south")
-SECONDS = 180  # that anything may take
+SECONDS = 600  # that anything may take
 
 
 class Measured(NamedTuple):

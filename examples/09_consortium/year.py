@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from networks import Network
 
-SECONDS = 180  # that anything may take
+SECONDS = 600  # that anything may take
 REFUSED_SECONDS = 10  # until a removed member is refused, and reads so
 FEWBYTES = [sys.executable, "-m", "fewbytes"]
 SETTINGS = ["--dataset", "digits", "--samples", "40/10", "--set", "epochs=20", "--set", "lr=0.05", "--set", "batch=20"]

@@ -603,7 +603,7 @@ def test_interrupted_cleanly_and_resumed(stop, long, tmp_path):
         rows = list(tmp_path.glob("runs/*/rounds.jsonl"))
         time.sleep(0.002)
     process.send_signal(stop)
-    stderr = process.communicate(timeout=60)[1]
+    stderr = process.communicate(timeout=600)[1]
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     assert "--resume" in stderr

@@ -27,6 +27,9 @@ from fewbytes.running.node_status import NodeWatch
 from fewbytes.running.status import Status
 
 ROOT = Path(__file__).parents[2]
+PROCESS = {f"fewbytes_process_{name}" for name in (
+    "cpu_seconds_total", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "open_fds", "max_fds"
+)}  # fmt: skip
 
 
 def test_a_run_is_scraped_while_it_goes_on(tmp_path):
@@ -37,7 +40,9 @@ def test_a_run_is_scraped_while_it_goes_on(tmp_path):
         process = started([*command, *monitor], tmp_path / "log", stack, cwd=tmp_path)
         assert until(lambda: scraped(port).get("fewbytes_rounds_done", 0) >= 3, PATIENCE)
         first, rows = scraped(port), len((next(folder.iterdir()) / "rounds.jsonl").read_text().splitlines())
-        assert {re.sub(r" .*", "", name) for name in first} == metrics.RUN.keys()
+        assert {re.sub(r" .*", "", name) for name in first} == metrics.RUN.keys() | PROCESS
+        assert first["fewbytes_process_cpu_seconds_total"] > 0.5  # of the run's process, which imports torch
+        assert first["fewbytes_process_resident_memory_bytes"] > 1e8
         assert first["fewbytes_rounds_done"] <= rows
         assert (first["fewbytes_sites"], first["fewbytes_sites_present"], first["fewbytes_running"]) == (3, 3, 1)
         assert first["fewbytes_bytes_total up"] > 0 < first["fewbytes_bytes_total down"]
@@ -84,7 +89,7 @@ def test_health_and_metrics_of_nodes():
         assert 'fewbytes_node_runs{node="south"} 2.0' in text
         assert 'fewbytes_node_refusals_total{node="south"} 1.0' in text
         assert 'fewbytes_node_bytes_total{direction="received",node="north"} 200.0' in text
-        assert {name.split()[0] for name in scraped(port)} == metrics.NODE.keys()
+        assert {name.split()[0] for name in scraped(port)} == metrics.NODE.keys() | PROCESS
         shown = fewbytes("status", f"http://127.0.0.1:{port}")
         assert shown.returncode == 0
         assert shown.stdout.count("connected to server:9092") == 2
@@ -119,7 +124,8 @@ def test_the_dashboard_asks_for_metrics_that_exist():
     board = json.loads((ROOT / "examples" / "09_containers" / "dashboard.json").read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"fewbytes_\w+", query)}
-    assert asked == metrics.RUN.keys() | metrics.NODE.keys()
+    of_process = {"fewbytes_process_cpu_seconds_total", "fewbytes_process_resident_memory_bytes"}
+    assert asked == metrics.RUN.keys() | metrics.NODE.keys() | of_process
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     columns = [(panel["gridPos"]["x"], panel["gridPos"]["w"]) for panel in board["panels"]]
     assert all(x + width <= 24 for x, width in columns)
@@ -127,4 +133,4 @@ def test_the_dashboard_asks_for_metrics_that_exist():
 
 def test_the_page_lists_every_metric():
     page = (ROOT / "docs" / "operators.md").read_text()
-    assert set(re.findall(r"`(fewbytes_\w+)`", page)) == metrics.RUN.keys() | metrics.NODE.keys()
+    assert set(re.findall(r"`(fewbytes_\w+)`", page)) == metrics.RUN.keys() | metrics.NODE.keys() | PROCESS

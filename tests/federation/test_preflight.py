@@ -236,6 +236,19 @@ def test_data_beside_the_nodes_folder(tmp_path):
     assert checked("--node", folder)[1]["data"][0] == "ok"
 
 
+def test_data_that_only_need_the_settings_of_a_run(tmp_path):
+    """A table without a column called label is no fault of the site's."""
+    folder = site(tmp_path, f"127.0.0.1:{closed_port()}")
+    table = folder / "data.csv"
+    table.write_text(table.read_text().replace("age,dose,label", "age,dose,sick"))
+    state, words = checked("--node", folder)[1]["data"]
+    assert state == "not looked at"
+    assert re.search(r"--config CONFIG says: .* has 60 readable samples, but by default: .*age, dose, sick", words)
+    (tmp_path / "config.toml").write_text('method = "fedavg"\ntarget = ["sick"]\n')
+    state, words = checked("--node", folder, "--config", tmp_path / "config.toml")[1]["data"]
+    assert (state, words) == ("ok", f"{folder}/data.csv has 48 training and 12 test samples")
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

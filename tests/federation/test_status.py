@@ -137,10 +137,10 @@ def test_the_command_takes_the_newest_run(tmp_path):
 def test_absent_sites_and_the_time_left_are_printed(tmp_path):
     now = time.time()
     sites = [Site("client 0 (north)", True, now - 100, now - 2), Site("client 1 (south)", False, now - 250)]
-    status = Status("r", "fedavg", "waiting", "for the reply of south", 12, 50, usual_seconds=10.0, sites=sites)
+    status = Status("r", "fedavg", "waiting", "for south", 12, 50, usual_seconds=10.0, sites=sites)
     status.write(tmp_path)
     lines = fewbytes("status", tmp_path).stdout.splitlines()
-    assert lines[0].endswith("waiting (for the reply of south), round 12 of 50 finished, about 6 min 20 s left")
+    assert lines[0].endswith("waiting (for south), round 12 of 50 finished, about 6 min 20 s left")
     assert "sites: 1 of 2 present" in lines
     assert [line for line in lines if "south): ABSENT since" in line and line.endswith("no reply yet")]
 

@@ -50,6 +50,14 @@ def test_under_secure_aggregation_it_says_what_is_summed(config, tmp_path):
     assert "the server would see only the sum" in done.stdout
 
 
+def test_a_member_of_a_federation_is_the_first_client(config, tmp_path):
+    (tmp_path / "member.toml").write_text(NODE.replace("partition-id = 1", 'member = "north"'))
+    done = fewbytes("node", "member.toml", "--dry-run", config, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    sent = (config.parent / "frames" / "1-train-0-up.frame").stat().st_size
+    assert f"round 1, train: {sent:,} bytes" in done.stdout
+
+
 def test_a_node_that_does_not_say_whose_data_it_has_and_a_misspelt_rule_are_refused(config, tmp_path):
     (tmp_path / "other.toml").write_text(NODE.replace("partition-id = 1\n", ""))
     done = fewbytes("node", "other.toml", "--dry-run", config, cwd=tmp_path)

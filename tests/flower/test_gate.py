@@ -262,7 +262,9 @@ def test_a_reply_that_a_node_has_kept_can_be_inspected(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "theta: weight, bias" in done.stdout
     assert "beside: scores: personalised, losses: train" in done.stdout
-    assert re.search("payload +Trained", done.stdout)
+    assert re.search("payload +Trained *\n", done.stdout)
+    assert "unknown" not in done.stdout
+    assert re.search(r" theta +all entries of the model", done.stdout)
     (tmp_path / "0.reply").write_bytes(b"no reply")
     assert "0.reply is not a reply that a node has kept" in fewbytes("inspect", tmp_path / "0.reply").stderr
 

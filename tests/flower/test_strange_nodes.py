@@ -90,3 +90,13 @@ def test_a_site_that_stays_away_is_told_every_few_rounds(tmp_path):
     assert [note.partition(":")[0] for note in told] == ["round 6", "round 11"]
     assert "client 2 (site-2) for 5 rounds; the run continues with 3 of 4 clients. With --min-replies 1," in told[0]
     assert "client 2 (site-2) for 10 rounds" in told[1]
+
+
+def test_a_site_that_never_came_counts_as_one_of_all(tmp_path):
+    heard, task = Heard(), task_of("fedavg")
+    grid = MemoryGrid(client_app(CASES["fedavg"], task, tmp_path), CLIENTS, named=True)
+    grid.present = [0, 1, 3]
+    policy = fb.Policy(round_timeout=600, connect_timeout=0.01, retries=0)
+    run("fedavg", tmp_path / "run", task=task, grid=grid, policy=policy, watcher=heard, rounds=5)
+    (told,) = [note for note in heard.notes if "still absent" in note]
+    assert "client 2 (site-2) for 5 rounds; the run continues with 3 of 4 clients" in told

@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: no handshake", exc_type=ImportError)
 
-from fewbytes.flower.versions import FRAMES, differences, differing, packed, refusal, series, unpacked, versions
+from fewbytes.flower.versions import FRAMES, compared, differing, packed, refusal, series, unpacked, versions, words_of
 
 
 def test_equal_versions_agree_in_silence():
     assert refusal(unpacked(packed())) == ""
     assert differing(unpacked(packed())) == differing({}) == {}
-    assert differences({}) == ""
+    assert words_of(compared({})) == ""
 
 
 @pytest.mark.parametrize("of", [{"fewbytes": "0.1.7"}, {FRAMES: "99"}])
@@ -29,7 +29,7 @@ def test_what_may_differ_is_named():
     theirs = versions() | {"torch": "2.0.1", "fewbytes": same, "python": "3.99.1"}
     assert refusal(theirs) == ""
     assert differing(theirs) == {name: versions()[name] for name in ("torch", "fewbytes", "python")}
-    words = differences({name: theirs[name] for name in differing(theirs)})
+    words = words_of(compared({name: theirs[name] for name in differing(theirs)}))
     assert f"torch 2.0.1 there, {versions()['torch']} here" in words
     assert f"fewbytes {same} there" in words
     assert "python 3.99.1 there" in words
@@ -45,5 +45,5 @@ def test_what_the_other_end_sends_steers_no_terminal():
     hostile = "0.1\x1b[2J\n" + "x" * 10_000
     assert all(
         text.isprintable() and len(text) < 400
-        for text in (refusal({"fewbytes": hostile, FRAMES: hostile}), differences({"torch": hostile}))
+        for text in (refusal({"fewbytes": hostile, FRAMES: hostile}), words_of(compared({"torch": hostile})))
     )

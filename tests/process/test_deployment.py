@@ -84,7 +84,7 @@ def main(grid, context):
 def post(at: SimpleNamespace, path: str, headers: dict[str, str]) -> int:
     """The status of an empty request to a SuperLink, as Flower's own would send it."""
     tls = ssl.create_default_context(cafile=at.folder / "certificates" / "ca.crt")
-    connection = http.client.HTTPSConnection(at.host, at.port, timeout=10, context=tls)
+    connection = http.client.HTTPSConnection(at.host, at.port, timeout=PATIENCE, context=tls)
     connection.request("POST", path, b"", {"Content-Type": "application/protobuf", **headers})
     status = connection.getresponse().status
     connection.close()
@@ -207,7 +207,7 @@ def test_only_tls_with_our_authority_is_spoken(running):
             pytest.raises(ssl.SSLCertVerificationError),
         ):
             context.wrap_socket(plain, server_hostname=name)
-    connection = http.client.HTTPConnection(running.host, running.port, timeout=10)
+    connection = http.client.HTTPConnection(running.host, running.port, timeout=PATIENCE)
     connection.request("GET", "/health")
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         connection.getresponse()

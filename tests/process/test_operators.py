@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,11 @@ def test_operators_see_a_site_go_and_come_back(tmp_path):
         there = Sites(tmp_path, stack, 100_000)
         there.deploys()
         north, south = there.starts("north"), there.starts("south")
-        assert until(lambda: "waiting (2 of 3 clients are connected)" in there.status(), PATIENCE), there.text()
+        assert until(lambda: "waiting for clients: 2 of 3 are connected" in there.text(), PATIENCE), there.text()
+        steps = ("starting Flower's SuperLink on ", "starting the run's server", "waiting for clients: ")
+        places = [there.text().find(f"fedavg: {step}") for step in steps]
+        assert 0 <= places[0] < places[1] < places[2], there.text()
+        assert until(lambda: "waiting (for client 2 (west))" in there.status(), PATIENCE), there.text()
         there.starts("west")
         server = there.ports["server"]
         assert until(lambda: scraped(server).get("fewbytes_rounds_done", 0) >= 2, PATIENCE), there.text()
@@ -115,5 +120,11 @@ def test_other_versions_are_refused_or_noted_in_words(tmp_path):
         assert re.search(refused, said)
         at_node = [line for line in there.text("south").splitlines() if "install the same version" in line]
         assert len(at_node) == 1
-        rows = [json.loads(line) for line in next(tmp_path.glob("runs/*/rounds.jsonl")).read_text().splitlines()]
+        (run,) = tmp_path.glob("runs/*")
+        rows = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
         assert {row["cohort"] for row in rows if row["phase"] == "round"} == {2}
+        (found,) = json.loads((run / "result.json").read_text())["versions_at_clients"].items()
+        assert (found[0], found[1]["torch"]["node"]) == ("0", "2.6.0")
+        assert (
+            f"client 0 (north): torch 2.6.0 (server: {metadata.version('torch')})" in (run / "report.html").read_text()
+        )

@@ -128,6 +128,9 @@ def test_the_command_verifies_all_records_under_a_folder_and_names_the_line(reco
     assert "at line 2: it does not follow the line before it (it was written as line 3)" in done.stdout
     assert done.stderr.strip() == "fewbytes: changed: the record of Node 3"
     assert "was changed, at line 2" in words_of(tmp_path / "other.html")
+    place.rename(place.with_name("node"))  # as of a member, whose number is the server's to choose
+    done = fewbytes("audit", str(tmp_path), "--out", str(tmp_path / "other.html"))
+    assert done.stderr.strip() == f"fewbytes: changed: the record of Node in {tmp_path / 'nodes'}"
     (tmp_path / "empty").mkdir()
     assert "has no egress.jsonl" in fewbytes("audit", str(tmp_path / "empty")).stderr
 

@@ -408,6 +408,7 @@ def test_what_a_run_is_called_is_text_wherever_it_stands(tmp_path: Path) -> None
         (folder / "partition.json").write_text(json.dumps(partition), "utf-8")
         result = json.loads((folder / "result.json").read_text("utf-8"))
         result |= {"dataset": hostile, "model": hostile, "seed": hostile, "versions": {hostile: f"{hostile}{name}"}}
+        result["versions_at_clients"] = {hostile: {hostile: {"node": hostile, "server": hostile}}}
         (folder / "result.json").write_text(json.dumps(result), "utf-8")
         rows = (folder / "rounds.jsonl").read_text("utf-8").splitlines()
         rows[0] = json.dumps(json.loads(rows[0]) | {"notes": {hostile: hostile}})
@@ -416,6 +417,20 @@ def test_what_a_run_is_called_is_text_wherever_it_stands(tmp_path: Path) -> None
     assert hostile not in text
     assert [tag for tag, _ in Page(text).tags].count("script") == 3
     assert "&lt;script&gt;alert(1)&lt;/script&gt; (a) and &lt;script&gt;" in text
+
+
+def test_versions_at_clients_that_differ_are_below_the_runs(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    result["versions_at_clients"] = {
+        "1": {"torch": {"node": "2.6.0", "server": "2.9.0"}, "python": {"node": "3.12.1", "server": "3.11.7"}}
+    }
+    (folder / "result.json").write_text(json.dumps(result), "utf-8")
+    partition = json.loads((folder / "partition.json").read_text("utf-8"))
+    partition["names"] = [f"site-{i}" for i in range(CLIENTS)]
+    (folder / "partition.json").write_text(json.dumps(partition), "utf-8")
+    text = write_report(read_runs([folder]), tmp_path / "r.html").read_text("utf-8")
+    assert "client 1 (site-1): torch 2.6.0 (server: 2.9.0), python 3.12.1 (server: 3.11.7)" in text
 
 
 def test_only_what_writes_a_page_imports_what_makes_pages() -> None:
@@ -864,7 +879,7 @@ def browse(page: Path, profile: Path) -> tuple[str, str, list[str]]:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     mine = re.compile(r'"initiator":"(?!not an origin").*"url":"(https?|wss?):')  # the others are the browser's own

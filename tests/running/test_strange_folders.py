@@ -58,7 +58,7 @@ def test_a_link_out_of_a_run_folder_or_a_pipe_in_it_stops_every_command_at_once(
     words = f"leads out of the folder {folder}, to {away}" if kind == "link" else "is a pipe or a device"
     given = commands(folder)
     for command in given if name == "config.toml" else ("report",):
-        done = fewbytes(*given[command], timeout=20)
+        done = fewbytes(*given[command])
         assert done.returncode == 2
         assert words in done.stderr
         assert len(done.stderr.splitlines()) == 1
@@ -103,7 +103,7 @@ def test_a_ledger_that_unfolds_to_far_more_than_it_looks_is_refused_before_it_is
 def test_a_folder_that_is_no_run_is_refused_as_that_whatever_is_in_it(tmp_path):
     (tmp_path / "python3").symlink_to("/usr/bin/env")
     for command in commands(tmp_path).values():
-        done = fewbytes(*command, timeout=20)
+        done = fewbytes(*command)
         assert done.returncode == 2
         assert "is not a run folder" in done.stderr or "is not a comparison" in done.stderr
 

@@ -267,7 +267,7 @@ def inspect_file(
             printed.print(visible(f"{name}: {', '.join(entries)}" if entries else name), soft_wrap=True)
         printed.print(visible(f"beside: {', '.join(beside(kept.done)) or 'nothing'}"), soft_wrap=True)
         if kept.frame:
-            printed.print(inspected(kept.frame, frame, payloads(frame)))
+            printed.print(inspected(kept.frame, frame, payloads(frame, kept.fields)))
 
 
 def _inspect_sealed(file: Path, node: Path | None) -> None:

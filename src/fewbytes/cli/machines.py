@@ -26,7 +26,7 @@ from fewbytes.cli.shared import (
     standard_output_for,
     with_settings,
 )
-from fewbytes.experiments.display import Display, printed
+from fewbytes.experiments.display import Display, printed, progress
 
 
 @with_settings
@@ -128,7 +128,8 @@ def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
         standard_output_for(how.as_json),
         naming(how.allow, resume),
     ):
-        plan = planned(Question(settings, where, resume, from_round, how.allow, how.as_json))
+        with progress("checking the settings"):
+            plan = planned(Question(settings, where, resume, from_round, how.allow, how.as_json))
         settled = plan.where
         federation = None if settled["federation"] is None else Path(settled["federation"])
         folder = resume or new_folder(how.out, plan.name)
@@ -157,7 +158,7 @@ def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
                         if reached.files_only:
                             run_by_mailbox(plan.settled.run_config, folder, reached, watcher, plan.again, from_round)
                         else:
-                            deployment.execute(watcher, display.note)
+                            deployment.execute(watcher, display.note, display.step)
     if not how.show:
         return folder
     printed.print(deployment.commands(), no_wrap=True, overflow="ignore", crop=False)  # to copy

@@ -9,6 +9,9 @@ from fewbytes.core.task import Task
 from fewbytes.engines.handlers import SampleCounts
 from fewbytes.engines.terms import Origin
 
+Software = dict[str, dict[str, str]]
+"""By name of software, the versions at a `node` and at the `server`."""
+
 
 class Roster:
     """The clients of a run that begins from `origin`."""
@@ -28,6 +31,8 @@ class Roster:
         """Clients whose models start from other weights than here, as on another kind of processor."""
         self.sample_counts: dict[Id, tuple[SampleCounts, SampleCounts]] = {}
         """Counts of training and test samples, as nodes report them, for clients whose data are elsewhere."""
+        self.software: dict[Id, Software] = {}
+        """Versions at clients' nodes that differ from those here."""
 
     @property
     def clients(self) -> list[Id]:

@@ -30,9 +30,7 @@ from fewbytes.base.units import moved
 from fewbytes.core.policy import Policy
 from fewbytes.core.site_policy import SitePolicy
 from fewbytes.experiments.groups import GROUPS
-from fewbytes.experiments.mailbox import Mail
 from fewbytes.experiments.membership import named_in
-from fewbytes.experiments.pages import write_page
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.experiments.surveying import terms_of_node
 from fewbytes.experiments.tasks import Found, find
@@ -126,6 +124,8 @@ def with_names(found: Found, names: str) -> Found:
 
 def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> None:
     """Run the experiment that the run config describes."""
+    from fewbytes.experiments.pages import write_page  # which takes memory that a node, which imports this, can spare
+
     settings = read_run_config(run_config)
     out, resume, names = (settings.pop(key, empty) for key, empty in (("out", ""), ("resume", False), ("names", "")))
     from_round = settings.pop("from_round", None)
@@ -157,6 +157,8 @@ def _exchange(
     by_file: Mapping[str, Any], names: Sequence[str], experiment: Experiment, out: Path, events: _EventLog
 ) -> Exchange:
     """How a run exchanges messages if files reach some of its members."""
+    from fewbytes.experiments.mailbox import Mail
+
     places = [name.removeprefix(VACANT) for name in names]
     some = frozenset(named_in(str(by_file.get("by_mailbox", ""))))
     mail = Mail(str(by_file["mailbox"]), Path(str(by_file["federation"])), places, some)

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,11 @@ def about(name: str, method: type[Method]) -> About:
     return About(name, _kind(method), method.promises.sends, paper, idea, cost, parameters, [*papers_in(text)])
 
 
-def payloads(frame: Path) -> dict[str, type[Any]]:
+def payloads(frame: Path, paths: Iterable[str] = ()) -> dict[str, type[Any]]:
     """Payload classes by name, of the method whose run the frame belongs to. For other frames, and methods that cannot
-    be made here: of the codec and of all methods, except names that mean different classes in different methods."""
+    be made here: of the codec and of all methods, except names that mean different classes in different methods.
+    `paths`: of the payload's values, if they are known; classes with other fields are left out."""
+    fields = [re.split(r"[.\[]", path)[0] for path in paths]
     codec: dict[str, type[Any]] = {**CODEC, Versions.__name__: Versions}
     try:
         handlers = (
@@ -108,6 +111,8 @@ def payloads(frame: Path) -> dict[str, type[Any]]:
     found: dict[str, type[Any]] = {}
     differ: set[str] = set()
     for kind in (kind for handler in handlers for kind in (handler.message, handler.reply) if kind is not None):
+        if fields and list(typing.get_type_hints(kind)) != list(dict.fromkeys(fields)):
+            continue
         other = found.setdefault(kind.__name__, kind)
         if list(typing.get_type_hints(kind).items()) != list(typing.get_type_hints(other).items()):
             differ.add(kind.__name__)

@@ -274,8 +274,9 @@ class Deployment:
         heading = "on each other host, with this package installed, in a copy of its folder there: sh start.sh"
         return [heading, *(f"  {self.folder}/nodes/{name}" for name in names)] if names else []
 
-    def execute(self, watcher: Watcher, note: Callable[[str], None]) -> None:
-        """Start Flower, submit the run, follow it to its end. Raises the error of the run's server.
+    def execute(self, watcher: Watcher, note: Callable[[str], None], step: Callable[[str], None]) -> None:
+        """Start Flower, submit the run, follow it to its end; `step` is called with what happens before the run begins.
+        Raises the error of the run's server.
 
         After a KeyboardInterrupt, or the end of the SuperLink, the run folder can be resumed.
         """
@@ -284,6 +285,7 @@ class Deployment:
             self._write()
             if self.processes.resident:  # they load while the SuperLink starts
                 self._start_nodes()
+            step(f"starting Flower's SuperLink on {self.processes.address}")
             self.processes.start_superlink(self._names)
             if self._members is None:
                 self.processes.register([place.name for place in self.nodes])
@@ -294,6 +296,7 @@ class Deployment:
                 note("\n".join(lines))
             if why := expiry_note(self.processes.certificates):
                 note(why)
+            step("starting the run's server")
             number = self.processes.submit(self.folder / "app")
             try:
                 self._follow(number, watcher, note)

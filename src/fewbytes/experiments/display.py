@@ -98,14 +98,14 @@ class Display(Watcher):
 
     def waiting(self, there: int, wanted: int) -> None:
         """Show how many clients are connected."""
-        text = f"waiting for clients: {there} of {wanted} are connected"
-        self._progress.update(self._bar, text=text)
-        if not console.is_terminal:
-            console.print(f"{self._name}: {text}", soft_wrap=True)
+        self.step(f"waiting for clients: {there} of {wanted} are connected")
 
     def awaited(self, clients: Sequence[str]) -> None:
         """Show their names."""
-        text = f"waiting for {', '.join(clients[:3])}{f' and {len(clients) - 3} more' if len(clients) > 3 else ''}"
+        self.step(f"waiting for {', '.join(clients[:3])}{f' and {len(clients) - 3} more' if len(clients) > 3 else ''}")
+
+    def step(self, text: str) -> None:
+        """Show what happens instead of a round."""
         self._progress.update(self._bar, text=text)
         if not console.is_terminal:
             console.print(f"{self._name}: {text}", soft_wrap=True)

@@ -29,6 +29,8 @@ def would_leave(config: Path, node: Mapping[str, Any]) -> Iterator[str]:
     Raises UserError for a config or data that cannot be used, and for a node that does not say whose data it has.
     """
     policy, me = SitePolicy.read(node), node.get("partition-id")
+    if me is None and "member" in node:  # which client it is in a run is the server's to say: the first one here
+        me, node = 0, {**node, "partition-id": 0}
     if me is None:
         raise UserError("a dry run needs the number of the client whose data are here: set partition-id")
     served = serve_client(make_experiment(read_experiment(config)).run_config(), node)

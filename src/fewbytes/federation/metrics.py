@@ -1,13 +1,14 @@
-"""The metrics of runs and nodes, in Prometheus' text format."""
+"""The metrics of runs, nodes and their processes, in Prometheus' text format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from fewbytes.base.processes import is_alive
 from fewbytes.running.node_status import NodeStatus
 from fewbytes.running.status import Status
 
@@ -73,12 +74,20 @@ NODE = {
     "fewbytes_node_training_seconds_total": Family("time spent on orders", _one(lambda n: n.training_seconds)),
 }
 """The metrics of a node since its process started, by name; all have the label `node`."""
+PROCESS = "fewbytes"
+"""How names of the metrics of a process begin: of a run's, which is its server's in a deployment, or of the nodes'."""
 
 
 def text(status: Status | Iterable[NodeStatus] | None) -> bytes:
     """The metrics of a run or of nodes; none of a run that has not begun (None)."""
     registry = CollectorRegistry()
     registry.register(_Collected(status))
+    if isinstance(status, Status):
+        number = status.process[0]
+        if is_alive(status.process):
+            ProcessCollector(PROCESS, lambda: number, registry=registry)
+    elif status is not None:
+        ProcessCollector(PROCESS, registry=registry)
     return bytes(generate_latest(registry))
 
 

@@ -122,7 +122,7 @@ class Node:
         if not RUN_NAME.fullmatch(run):
             raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
         self.method, self.task, self.folder, self.replies = method, task, folder / run, allows is not None
-        self._settings, self._fields = settings, Fields()
+        self._settings, self._fields, self._reasons = settings, Fields(), dict[Id, str]()
         if allows is not None and not self.folder.exists():
             _check_room(folder, allows.run_folders)
         private_folder(self.folder)
@@ -160,8 +160,10 @@ class Node:
             return Done(number, error=f"tell is one of {', '.join(TELL)}, not {tell!r}, in this node's configuration")
         if why := self._unable(order):
             return Done(number, error=why)
-        if why := self._refusal(self._request(order, order.agreed)):
-            return declined(order.job, why)
+        why = self._refusal(self._request(order, order.agreed))
+        before, self._reasons[client] = self._reasons.get(client, ""), why
+        if why:  # the server asks again before each round
+            return refused(number, why) if why == before else declined(order.job, why)
         counts = self.task.data.label_counts()
         train, test = counts["train"][client], counts["test"][client]
         spent = None
@@ -305,7 +307,12 @@ def request_of(method: Method, task: Task, order: Order, asked: bytes, replies: 
 def declined(job: Job, why: str) -> Done:
     """The answer of a site that declines, which its own log states in one line, too."""
     say(f"round {job.round}, {job.handler}: client {job.client} declines: {why}")
-    return Done(job.number, error=f"{DECLINED}{why}", declined=True)
+    return refused(job.number, why)
+
+
+def refused(number: int, why: str) -> Done:
+    """The answer of a site that declines."""
+    return Done(number, error=f"{DECLINED}{why}", declined=True)
 
 
 def encoded(done: Done) -> bytes:

@@ -25,9 +25,10 @@ from fewbytes.flower.link import Link
 from fewbytes.flower.node import DATA
 from fewbytes.flower.nodes import Nodes
 from fewbytes.flower.transport import GridTransport
-from fewbytes.flower.versions import differences, packed
+from fewbytes.flower.versions import compared, packed, words_of
 from fewbytes.running.watcher import Watcher
 
+MISSING_SECONDS = 10.0  # before clients that have not connected are named, after the last that has
 MOST_WAITING = 300.0  # seconds between tries of a round that too few answered
 
 
@@ -41,7 +42,6 @@ class GridSites(Sites):
         self._link, self._nodes, self._transport, self._dispatcher = link, nodes, transport, dispatcher
         self._roster, self._unable, self._watcher = dispatcher.roster, dispatcher.roster.unable, watcher
         self._firsts, self._agreed = Firsts(self._problem), set[Id]()
-        self._differ: dict[Id, str] = {}  # versions of clients' nodes that are not the server's
         self._declined = set[Id]()  # clients that are not asked, as their sites have declined
         nodes.on_stranger = watcher.note
         dispatcher.on_awaited = lambda clients: watcher.awaited([nodes.called(i) for i in clients])
@@ -131,11 +131,16 @@ class GridSites(Sites):
         Raises TooFewReplies.
         """
         deadline, reported, of = time.monotonic() + self._policy.connect_timeout, -1, self._nodes
+        name_them = math.inf  # the time to do so
         of.refresh(starting)
         while not wanted - of.vacant <= of.of.keys() and time.monotonic() < deadline:
             if len(wanted & of.of.keys()) != reported:
                 reported = len(wanted & of.of.keys())
                 self._watcher.waiting(reported, len(wanted))
+                name_them = time.monotonic() + MISSING_SECONDS
+            elif time.monotonic() > name_them:
+                self._watcher.awaited([self.called(i) for i in sorted(wanted - of.of.keys())])
+                name_them = math.inf
             new = sorted(wanted & of.of.keys() - self._unable.keys())
             self._agree(new)  # to learn at once what must be fixed
             self._link.wait(max(self._link.exchange.poll, 0.2))
@@ -168,10 +173,10 @@ class GridSites(Sites):
                 continue
             self._unable.pop(client, None)
             self._agreed.add(client)
-            if (others := differences(answer.done.versions)) != self._differ.get(client, ""):
-                self._differ[client] = others
-                if others:
-                    self._watcher.note(f"{self.called(client)} has other versions, which may change results: {others}")
+            if (others := compared(answer.done.versions)) and others != self._roster.software.get(client):
+                self._roster.software[client] = others
+                called, words = self.called(client), words_of(others)
+                self._watcher.note(f"{called} has other versions, which may change results: {words}")
             if answer.done.first != self._firsts.of(client).digest:
                 self._roster.other_firsts.add(client)
             able.append(client)

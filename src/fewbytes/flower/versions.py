@@ -10,6 +10,7 @@ from importlib.metadata import version
 import msgspec
 
 from fewbytes.base.errors import cleaned
+from fewbytes.engines.roster import Software
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire.frame import FORMAT
 
@@ -45,12 +46,15 @@ def differing(server: Mapping[str, str]) -> dict[str, str]:
     return {name: ours[name] for name in MAY_DIFFER if name in server and server[name] != ours[name]}
 
 
-def differences(node: Mapping[str, str]) -> str:
-    """What a node reports of versions, in words; empty if it reports none."""
+def compared(node: Mapping[str, str]) -> Software:
+    """What a node reports of versions, beside those here; nothing of software that may not differ."""
     ours = versions()
-    return ", ".join(
-        f"{name} {cleaned(node[name], 40)} there, {ours[name]} here" for name in MAY_DIFFER if name in node
-    )
+    return {name: {"node": cleaned(node[name], 40), "server": ours[name]} for name in MAY_DIFFER if name in node}
+
+
+def words_of(found: Software) -> str:
+    """Versions that differ, in words."""
+    return ", ".join(f"{name} {of['node']} there, {of['server']} here" for name, of in found.items())
 
 
 def packed() -> bytes:

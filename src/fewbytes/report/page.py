@@ -140,10 +140,12 @@ class Labels:
 
 @dataclass(frozen=True)
 class Versions:
-    """The versions of every package, one for each group of runs with equal ones."""
+    """The versions of every package, one for each group of runs with equal ones, and in words those that clients' nodes
+    had besides."""
 
     names: list[str]
     packages: dict[str, list[str]]
+    others: list[str]
 
 
 def write_report(runs: Sequence[RunFolder], path: Path, goal: Goal | None = None) -> Path:
@@ -403,7 +405,18 @@ def _versions(runs: Sequence[RunFolder]) -> Versions | None:
         return None
     names = [", ".join(run.label for run in group) if len(groups) > 1 else "version" for group, _ in groups]
     packages = unique(package for _, found in groups for package in found)
-    return Versions(names, {package: [found.get(package, "—") for _, found in groups] for package in packages})
+    table = {package: [found.get(package, "—") for _, found in groups] for package in packages}
+    return Versions(names, table, [words for run in runs for words in _other_versions(run, len(runs) > 1)])
+
+
+def _other_versions(run: RunFolder, several: bool) -> list[str]:
+    named = [] if run.partition is None else run.partition.get("names", [])
+    lines = []
+    for client, found in (run.result or {}).get("versions_at_clients", {}).items():
+        site = f" ({pieces.cut(named[int(client)])})" if client.isdecimal() and int(client) < len(named) else ""
+        what = ", ".join(f"{name} {of.get('node')} (server: {of.get('server')})" for name, of in found.items())
+        lines.append(f"{f'{run.label}, ' if several else ''}client {client}{site}: {what}")
+    return lines
 
 
 # ---- words ----

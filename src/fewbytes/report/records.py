@@ -113,6 +113,7 @@ class Result(TypedDict, total=False):
     downlink_nominal_bytes: int
     seconds: float
     versions: dict[str, str]
+    versions_at_clients: dict[str, dict[str, dict[str, str]]]
     status: str
     stands_out: dict[str, str]
 

@@ -50,7 +50,7 @@ class Watcher:
         """A client's exchange has ended."""
 
     def awaited(self, clients: Sequence[str]) -> None:
-        """The run has been waiting for the replies of these clients for a while (on Flower)."""
+        """The run has been waiting for these clients for a while: to connect, or to reply (on Flower)."""
 
     def joined(self, client: Id) -> None:
         """A new client has joined the run."""
@@ -68,8 +68,8 @@ class Watcher:
         such as `row["scores"]["accuracy"]["global"]` (empty: not scored), "loss" by name, "uplink_bytes" and
         "downlink_bytes" of this step, "cohort" (how many clients took part), "seconds", "seconds_scoring", and where
         there are any "measured", "pooled", "by_client" (scores by metric, kind and client, if these are few),
-        "left_out", "not_finite", "notes", "staleness" (of a stream's replies, mean) and "simulated_seconds" (since the
-        run began).
+        "left_out", "not_finite", "notes", "software" (by client, versions at its node that are not the server's, once),
+        "staleness" (of a stream's replies, mean) and "simulated_seconds" (since the run began).
         """
 
     def note(self, text: str) -> None:

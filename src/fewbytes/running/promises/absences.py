@@ -19,7 +19,7 @@ class Absences(Promise):
     def __init__(self) -> None:
         self._missed: dict[Id, int] = {}
         self._called: Callable[[Id], str] = str
-        self._clients: Callable[[], int] = lambda: 0
+        self._joined: Callable[[], list[Id]] = list
 
     def recall(self, rows: Sequence[Row]) -> None:
         """Count the missed rounds of earlier lines."""
@@ -27,8 +27,8 @@ class Absences(Promise):
             self._count(row)
 
     def begin(self, engine: Engine) -> None:
-        """Get clients' display names, and their number at any time."""
-        self._called, self._clients = engine.sites.called, lambda: len(engine.roster.clients)
+        """Get clients' display names, and those that have joined at any time."""
+        self._called, self._joined = engine.sites.called, lambda: engine.roster.clients
 
     def notes(self, phase: Phase) -> Iterable[str]:
         """The clients that have now missed 5, 10, 15, … rounds in a row."""
@@ -38,10 +38,10 @@ class Absences(Promise):
         late = {client: missed for client, missed in self._missed.items() if missed % EVERY == 0}
         if late:
             who = ", ".join(f"{self._called(client)} for {missed} rounds" for client, missed in sorted(late.items()))
-            every = self._clients()
+            every = {*self._joined(), *self._missed}  # also those that could not join yet
             yield (
-                f"round {phase.round}: still absent: {who}; the run continues with {every - len(self._missed)} of "
-                f"{every} clients. With --min-replies 1, rounds wait for all"
+                f"round {phase.round}: still absent: {who}; the run continues with {len(every) - len(self._missed)} of "
+                f"{len(every)} clients. With --min-replies 1, rounds wait for all"
             )
 
     def _count(self, row: Row) -> None:

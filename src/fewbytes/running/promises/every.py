@@ -19,6 +19,7 @@ from fewbytes.running.promises.notes import Notes
 from fewbytes.running.promises.privacy import Spending
 from fewbytes.running.promises.promise import Promise
 from fewbytes.running.promises.rates import Rates
+from fewbytes.running.promises.software import OtherSoftware
 from fewbytes.running.promises.stop import Stop
 from fewbytes.running.promises.times import Simulated, Times
 from fewbytes.running.rounding import asked, rounding_notes
@@ -43,7 +44,7 @@ def promises_of(run: Run, folder: Path) -> list[Promise]:
     doubts = [note for note in settings.about.get("notes", ()) if f": {DOUBT} column" in note]
     promises += [NotFinite(problem.objective, doubts), Alarms(), Joiners(method, settings.watcher), Absences()]
     promises.append(Notes(rounding_notes(method, settings), asked(settings)))
-    promises.append(Rates(settings))
+    promises += [Rates(settings), OtherSoftware()]
     if settings.dp is not None:
         promises.append(Spending(settings.dp, run.rounds, problem.seed, folder))
     return [*promises, Times(settings.speeds is not None or settings.links is not None), Headline(method)]

@@ -73,8 +73,8 @@ class StatusFile(Promise, Recorder):
             self._write("running")
 
     def awaited(self, clients: Sequence[str]) -> None:
-        """Replies take long."""
-        self._write("waiting", f"for the reply of {', '.join(clients[:5])}{' and others' if len(clients) > 5 else ''}")
+        """Replies, or nodes, take long."""
+        self._write("waiting", f"for {', '.join(clients[:5])}{' and others' if len(clients) > 5 else ''}")
 
     def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
         """Bytes so far; written with the round."""
