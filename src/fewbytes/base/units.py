@@ -59,10 +59,7 @@ def megabytes(count: float | None) -> str:
 
 
 def parse_rate(text: str) -> float:
-    """A link's rate in bytes per second: '1MB/s', '250kBps', '2MiB/s', '10Mbit/s', '10Mb/s', '10Mbps'.
-
-    Raises UserError.
-    """
+    """A link's rate in bytes per second: '1MB/s', '2MiB/s', '10Mbit/s', '10Mb/s', '10Mbps'. Raises UserError."""
     rate = _amount(text, NUMBER + r"(B|b|(?i:bytes?|bits?)))(?i:\s*/\s*s(?:ec)?|ps)?")
     if not 0 < rate < math.inf:
         raise UserError(

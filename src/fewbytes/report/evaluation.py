@@ -12,7 +12,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.records import Cell, Evaluation, Figure, Models
 
-FILE = "evaluation.json"
+FILE, PAGE = "evaluation.json", "evaluation.html"
 COMPARED = ("shared", "own", "alone", "pooled")
 """The kinds of models with a column in the table of sites."""
 
