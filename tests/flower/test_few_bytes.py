@@ -446,7 +446,7 @@ def test_serve_says_what_it_does_in_flowers_log(tmp_path, caplog):
         apps.serve(nodes, fb.FedAvg(), task, rounds=2, out=tmp_path / "run")
     lines = [record.message for record in caplog.records if record.message.startswith("fewbytes: round")]
     assert len(lines) == 2
-    assert all(word in lines[1] for word in ("round 2", "accuracy", "(global)", " MB (", " up, ", " down)"))
+    assert all(word in lines[1] for word in ("round 2", "accuracy", "(global)", " B (", " up, ", " down)"))
 
 
 def test_a_question_without_arrays_is_left_as_it_is():

@@ -127,8 +127,8 @@ def test_deploy_prepares_other_hosts(kind, tmp_path):
         (["--hosts", "a,../b", "--address", "x:1"], "../b"),
         (["--hosts", "a,a", "--address", "x:1"], "names 'a' twice"),
         (["--address", "nowhere"], "'nowhere': expected host:port"),
-        (["--min-replies", "2"], "min_replies"),
-        (["--clients", "3", "--clusters", "4", "--print"], "set clusters=3 or less"),
+        (["--min-replies", "2"], "--min-replies must be in"),
+        (["--clients", "3", "--clusters", "4", "--print"], "set --clusters 3 or less"),
         (["--engine", "local", "--resume", "."], "not a run folder"),
     ],
 )

@@ -92,14 +92,14 @@ def records_in(folder: Path) -> list[Path]:
 
 
 def _called(folder: Path) -> str:
-    """The name of a node by the folder of its record: its client's number, or the name of the folder with its
-    node.toml."""
+    """A record's title: by the client that the node holds or, of a member, which the server numbers, by the folder with
+    its node.toml."""
     if folder.parent.name != ".egress":
         return folder.name
     if folder.name != "node":
         return f"Node {folder.name}"
     own = folder.parents[2]
-    return f"Node {own.name}" if (own / "node.toml").is_file() else "The node"
+    return f"Node {own.name}" if (own / "node.toml").is_file() else f"Node in {folder.parents[1]}"
 
 
 def audited(folder: Path, key: Path | None = None) -> Audited:
