@@ -87,8 +87,8 @@ def line(found: Found, name: str) -> str:
     for peer, called in PEERS.items():
         row = found.get(peer, {}).get("rows", {}).get(name)
         if row is not None:
-            told = [f"{way}: {scores(row, key)} points" for key, way in WAYS.items() if "seeds" in row]
-            parts.append("; ".join([f"{called}, on the same batches: {same(row)}", *told]))
+            lines = [f"{way}: {scores(row, key)} points" for key, way in WAYS.items() if "seeds" in row]
+            parts.append("; ".join([f"{called}, on the same batches: {same(row)}", *lines]))
     return f"**Beside other code** ([agreement](../agreement.md)). {'. '.join(parts)}."
 
 

@@ -40,13 +40,13 @@ def evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Evaluation
     state = unpack_state(Gathered, read_checkpoint(run.path).server)
     found = state.found
     called = dict(enumerate(names))
-    told = {
+    reported = {
         client: tested
         for by_client in found.values()
         for client, tested in sorted(by_client.items())
         if tested.samples is not None
     }
-    sites = {client: called.get(client, f"client {client}") for client in sorted(told)}
+    sites = {client: called.get(client, f"client {client}") for client in sorted(reported)}
     return Evaluation(
         runs=question.runs,
         metrics={
@@ -55,7 +55,7 @@ def evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Evaluation
         },
         level=LEVEL,
         sites=[
-            EvaluatedSite(name=name, samples=told[client].samples, trained=name in question.trained)
+            EvaluatedSite(name=name, samples=reported[client].samples, trained=name in question.trained)
             for client, name in sites.items()
         ],
         models=[Models(name=each.name, kind=each.kind, run=each.run) for each in question.models],
@@ -118,5 +118,5 @@ def _cell(asked: Asked, site: str, tested: Tested) -> Cell:
     return cell | {"calibration": curve} if curve else cell
 
 
-def _figure(told: MetricFigure) -> Figure:
-    return Figure(value=told.value, low=told.low, high=told.high)
+def _figure(reported: MetricFigure) -> Figure:
+    return Figure(value=reported.value, low=reported.low, high=reported.high)

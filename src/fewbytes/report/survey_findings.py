@@ -39,7 +39,7 @@ CLOSE = 0.06
 LARGE, SEEN = 0.5, 0.2
 """Differences from which drift is found, and is shown: in deviations, or in shares of samples."""
 BEYOND = 3.0
-"""With noise, differences below so many of its standard deviations are not reported."""
+"""With noise, smaller differences than this number of its standard deviations are not reported."""
 BLURRED = 0.1
 """With noise, no factor is read from quantiles that it moves by a larger share of samples than this."""
 MISSING = 0.2
