@@ -18,8 +18,8 @@ Layout = dict[str, Any]  # of plotly
 Charts = dict[str, dict[str, tuple[list[Trace], Layout]]]  # chart id -> view -> traces and layout
 
 COLOURS = ["#005ad2", "#d23c00", "#009678", "#963c87", "#c39600", "#00a5ff", "#e169c3"]
-"""Colours that remain distinct without red or green receptors, and show on light and dark pages: no more are distinct
-enough. Lines also have a dash, marks a symbol of their own; further ones are grey."""
+"""Colours that remain distinct without red or green receptors, and show on light and dark pages; an eighth
+would not. Lines also have a dash, marks a symbol of their own; further ones are grey."""
 GREY = "#7d8794"
 DASHES = {
     "solid": "", "dash": "9 5", "dot": "2 3", "dashdot": "9 3 2 3", "longdash": "14 4", "8px,3px,2px,3px,2px,3px":
