@@ -116,20 +116,23 @@ def fedbn(build: Build, clients: Sequence[Data]) -> dict[str, State]:
 
 
 def fedpurin(build: Build, clients: Sequence[Data]) -> dict[str, State]:
-    """Algorithm 1: values are averaged that matter, among clients for whom the same matter."""
+    """Algorithm 1: values are averaged that matter, among clients for whom the same matter. The models are those of
+    the last training."""
     thetas, stays = [entries(build()) for _ in clients], of_batch_norm(build())
+    after = thetas
     for t in range(1, ROUNDS + 1):
         masks: list[State] = []
         for i, data in enumerate(clients):
             model = trained(build, thetas[i], data)
             thetas[i] = entries(model)
             masks.append({k: critical(p) for k, p in model.named_parameters() if p.requires_grad and k not in stays})
+        after = list(thetas)
         sent = [{k: theta[k] * m for k, m in mask.items()} for theta, mask in zip(thetas, masks, strict=True)]
         everywhere = mean(sent, [1.0] * len(sent))
         for i, (mask, near) in enumerate(zip(masks, neighbours(masks, t), strict=True)):
             there = thetas[i] if t > BETA else mean([sent[j] for j in near], [1.0] * len(near))
             thetas[i] = thetas[i] | {k: torch.where(m, there[k], everywhere[k]) for k, m in mask.items()}
-    return {f"client-{i}": theta for i, theta in enumerate(thetas)}
+    return {f"client-{i}": theta for i, theta in enumerate(after)}
 
 
 def critical(parameter: nn.Parameter) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
@@ -12,6 +11,7 @@ from fewbytes.base.errors import FrameError, UserError
 from fewbytes.codec import Decoder, Encoder, decode
 from fewbytes.codec.coder import check_bits
 from fewbytes.codec.states import Exact, FirstState, check_exact, first_state
+from fewbytes.flower.kept_state import KeptState, load_state, save_state
 from fewbytes.flower.records import KEY, LARGEST, UNKNOWN, Arrays, arrays_of, data_of, encoded, record_of, with_records
 
 Call = Callable[[Message, Context], Message]
@@ -63,27 +63,18 @@ def fewbytes_mod(
 
 
 class _End:
-    """This node's end of a run: what it holds of the server's models, and what rounding lost of its replies. Both are
-    in the node's state, under one key."""
+    """This node's end of a run: what it holds of the server's models, and what rounding lost of its replies."""
 
     def __init__(self, context: Context, bits: float | None, exact: Exact, first: FirstState) -> None:
         self._context, self._bits, self._exact, self._first = context, bits, exact, first
-        kept: Mapping[str, Any] = context.state.config_records.get(KEY, {})
-        self.number = int(kept.get("number", 0))
-        self._decoders, self._encoders = self._loaded(kept)
-
-    def _loaded(self, kept: Mapping[str, Any]) -> tuple[dict[str, Decoder], dict[str, Encoder]]:
-        decoders: dict[str, Decoder] = {}
-        encoders: dict[str, Encoder] = {}
-        for key, data in kept.items():
-            half, _, name = key.partition(":")
-            if half == "decoder":
-                decoders[name] = Decoder(LARGEST)
-                decoders[name].load(bytes(data))
-            elif half == "encoder":
-                encoders[name] = self._encoder()
-                encoders[name].load(bytes(data))
-        return decoders, encoders
+        kept = load_state(context)
+        self.number = kept.number
+        self._decoders = {name: Decoder(LARGEST) for name in kept.decoders}
+        self._encoders = {name: self._encoder() for name in kept.encoders}
+        for name, decoder in self._decoders.items():
+            decoder.load(kept.decoders[name])
+        for name, encoder in self._encoders.items():
+            encoder.load(kept.encoders[name])
 
     def _encoder(self) -> Encoder:
         return Encoder(self._bits, exact=self._exact, averaged=True)
@@ -128,11 +119,10 @@ class _End:
         return with_records(content, records, about)
 
     def save(self) -> None:
-        """Keep all of it in the node's state."""
-        kept: dict[str, Any] = {"number": self.number}
-        kept |= {f"decoder:{name}": decoder.state() for name, decoder in self._decoders.items()}
-        kept |= {f"encoder:{name}": encoder.state() for name, encoder in self._encoders.items()}
-        self._context.state[KEY] = ConfigRecord(kept)
+        """Keep all of it for the next message."""
+        decoders = {name: decoder.state() for name, decoder in self._decoders.items()}
+        encoders = {name: encoder.state() for name, encoder in self._encoders.items()}
+        save_state(self._context, KeptState(self.number, decoders, encoders))
 
 
 def _texts(order: ConfigRecord, key: str) -> list[str]:

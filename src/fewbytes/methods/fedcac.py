@@ -19,7 +19,7 @@ after round beta 4 (D - n_i).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -67,8 +67,9 @@ class Marked:
 class Personal:
     """A client's state."""
 
-    theta: State  # theta_i, with its batch-norm statistics
+    theta: State  # theta_i after its last training, with its batch-norm statistics
     mask: State  # m_i of the last upload
+    received: State = field(default_factory=dict)  # what its next training begins with
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,13 @@ class FedCAC(Method):
         return {i: Combined(Dense(theta), t > self.beta) for i, theta in zip(replies, sent, strict=True)}
 
     def train(self, state: Personal, message: None, site: Site) -> Marked:
-        model = site.model(state.theta)
+        begin = state.theta | state.received
+        model = site.model(begin)
         site.fit(model, self.local)
         after = state_of(model)
         theta = {name: after[name] for name in trained_parameters(model)}
-        state.mask = {name: sensitive(theta[name], state.theta[name], self.tau) for name in theta}
-        state.theta = after
+        state.mask = {name: sensitive(theta[name], begin[name], self.tau) for name in theta}
+        state.theta, state.received = after, {}
         return Marked(Dense(theta), Bits(state.mask), len(site.train))
 
     def receive(self, state: Personal, message: Combined, site: Site) -> None:
@@ -131,8 +133,8 @@ class FedCAC(Method):
             return
         if message.kept:
             theta = {name: state.theta[name].masked_scatter(~state.mask[name], theta[name]) for name in theta}
-        state.theta |= theta
-        site.score("combined", site.model(state.theta))
+        state.received = theta
+        site.score("combined", site.model(state.theta | theta))
 
     def local_model(self, state: Personal, site: Site) -> nn.Module:
         return site.model(state.theta)

@@ -44,8 +44,10 @@ from fewbytes.methods.parts.heterogeneous import (
     Head,
     Own,
     TrainedHead,
-    overwrite_head,
+    begin_training,
+    end_training,
     own_draw,
+    receive_head,
     shared_head,
 )
 from fewbytes.models.blocks import head_of, head_sizes, linear_of
@@ -148,7 +150,7 @@ class FedGen(Method):
 
     def train(self, state: Own, message: Knowledge | None, site: Site) -> TrainedHead:
         extra: Callable[[nn.Module], Tensor] | None = None
-        model = site.model(state.theta)
+        model = begin_training(state, site)
         if message is not None:
             g = self.make_generator(cast(nn.Linear, head_of(model)))
             load_state(g, message.generator.dense())
@@ -159,11 +161,11 @@ class FedGen(Method):
                 return self.generated_loss(head_of(model), g, counts)
 
         site.fit(model, self.local, extra=extra)
-        state.theta = state_of(model)
+        end_training(state, model)
         return TrainedHead(Dense(state_of(head_of(model))), len(site.train))
 
     def receive(self, state: Own, message: Head, site: Site) -> None:
-        overwrite_head(state, message.theta.dense(), site)
+        receive_head(state, message.theta.dense(), site)
 
     def local_model(self, state: Own, site: Site) -> nn.Module:
         return site.model(state.theta)

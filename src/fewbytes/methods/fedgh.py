@@ -35,10 +35,12 @@ from fewbytes.methods.parts.heterogeneous import (
     ClassVectors,
     Head,
     Own,
+    begin_training,
     class_means,
+    end_training,
     gathered,
     one_each,
-    overwrite_head,
+    receive_head,
     shared_head,
 )
 from fewbytes.models.blocks import features_of, head_of, linear_of
@@ -85,13 +87,13 @@ class FedGH(Method):
         net.tell(self.receive, send=Head(Dense(state.head)), when="next")
 
     def train(self, state: Own, message: None, site: Site) -> ClassVectors:
-        model = site.model(state.theta)
+        model = begin_training(state, site)
         site.fit(model, self.local)
-        state.theta = state_of(model)
+        end_training(state, model)
         return class_means(*site.outputs(features_of(model)))
 
     def receive(self, state: Own, message: Head, site: Site) -> None:
-        overwrite_head(state, message.theta.dense(), site)
+        receive_head(state, message.theta.dense(), site)
 
     def local_model(self, state: Own, site: Site) -> nn.Module:
         return site.model(state.theta)

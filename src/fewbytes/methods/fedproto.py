@@ -62,7 +62,8 @@ class Own:
     """A client's state."""
 
     theta: State  # its model
-    prototypes: ClassVectors | None = None  # the last received global ones
+    prototypes: ClassVectors | None = None  # the global ones of its last training
+    received: ClassVectors | None = None  # those of its next
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class FedProto(Method):
         net.tell(self.receive, send=state.prototypes, when="next")
 
     def train(self, state: Own, message: None, site: Site) -> ClassVectors:
-        model, sums, near = site.model(state.theta), ClassSums(), state.prototypes
+        state.prototypes = near = state.received or state.prototypes
+        model, sums = site.model(state.theta), ClassSums()
 
         def loss(outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
             features, logits = outputs
@@ -108,7 +110,7 @@ class FedProto(Method):
         return sums.means()
 
     def receive(self, state: Own, message: ClassVectors, site: Site) -> None:
-        state.prototypes = message
+        state.received = message
         site.score("combined", self.network(state, message, site))
 
     def network(self, state: Own, prototypes: ClassVectors, site: Site) -> PrototypeNetwork:
@@ -119,4 +121,5 @@ class FedProto(Method):
         return network.to(site.device)
 
     def local_model(self, state: Own, site: Site) -> PrototypeNetwork | None:
-        return None if state.prototypes is None else self.network(state, state.prototypes, site)
+        prototypes = state.prototypes or state.received
+        return None if prototypes is None else self.network(state, prototypes, site)

@@ -16,7 +16,7 @@ up 4 n_i + d/8; down 4 nnz + d/8, where nnz counts the non-zeros sent (after rou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
@@ -69,8 +69,9 @@ class Critical:
 class Personal:
     """A client's state."""
 
-    theta: State  # theta_i, with its batch normalisation
+    theta: State  # theta_i after its last training, with its batch normalisation
     mask: State  # m_i of the last upload
+    received: State = field(default_factory=dict)  # what its next training begins with
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ class FedPURIN(Method):
         return LazyMapping(sent.clients, lambda i: Combined(Masked.nonzero(theta(i)), kept)), mean
 
     def train(self, state: Personal, message: None, site: Site) -> Critical:
-        model = site.model(state.theta)
+        begin = state.theta | state.received
+        model = site.model(begin)
         site.fit(model, self.local)  # line 4
         after, mask = state_of(model), {}
         for name in taking_part(model, self.batch_norm):
@@ -157,11 +159,11 @@ class FedPURIN(Method):
             theta = p.detach()  # on the training device, where scores are computed
             g = torch.zeros_like(theta) if p.grad is None else p.grad
             if self.gradient == "delta":
-                g = theta - state.theta[name].to(theta.device)
+                g = theta - begin[name].to(theta.device)
             if self.gradient_storage == "float16":
                 g = g.half().float()
             mask[name] = critical(scores(theta, g, self.hessian), self.tau, self.cutoff).cpu()  # lines 5-6
-        state.theta, state.mask = after, mask
+        state.theta, state.mask, state.received = after, mask, {}
         reply = Critical(Masked.of(after, mask), len(site.train))  # line 7
         load_state(model, reply.theta.dense())
         site.score("sparse", model)
@@ -171,8 +173,8 @@ class FedPURIN(Method):
         theta = message.theta.dense()
         if message.kept:
             theta = {name: torch.where(state.mask[name], state.theta[name], theta[name]) for name in theta}
-        state.theta |= theta  # lines 14-17
-        site.score("combined", site.model(state.theta))
+        state.received = theta  # lines 14-17
+        site.score("combined", site.model(state.theta | theta))
 
     def local_model(self, state: Personal, site: Site) -> nn.Module:
         return site.model(state.theta)

@@ -31,7 +31,17 @@ from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import parameters_among
-from fewbytes.methods.parts.heterogeneous import STORED, Head, Own, TrainedHead, overwrite_head, own_draw, shared_head
+from fewbytes.methods.parts.heterogeneous import (
+    STORED,
+    Head,
+    Own,
+    TrainedHead,
+    begin_training,
+    end_training,
+    own_draw,
+    receive_head,
+    shared_head,
+)
 from fewbytes.models.blocks import head_of
 from fewbytes.models.layers import classifier
 from fewbytes.wire import Dense
@@ -61,13 +71,13 @@ class LG_FedAvg(Method):
         net.tell(self.receive, send=Head(Dense(mean())), when="next")
 
     def train(self, state: Own, message: None, site: Site) -> TrainedHead:
-        model = site.model(state.theta)
+        model = begin_training(state, site)
         site.fit(model, self.local)
-        state.theta = state_of(model)
+        end_training(state, model)
         return TrainedHead(Dense(state_of(head_of(model))), len(site.train))
 
     def receive(self, state: Own, message: Head, site: Site) -> None:
-        overwrite_head(state, message.theta.dense(), site)
+        receive_head(state, message.theta.dense(), site)
 
     def local_model(self, state: Own, site: Site) -> nn.Module:
         return site.model(state.theta)

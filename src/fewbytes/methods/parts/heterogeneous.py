@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Self
 
 import torch
@@ -66,7 +66,8 @@ class AuxiliaryMean:
 class Own:
     """A client's state."""
 
-    theta: State  # its model
+    theta: State  # its model after its last training
+    received: State = field(default_factory=dict)  # the server's classifier, with which its next training begins
 
 
 STORED = Local(epochs=1, lr=0.01, batch=10, order="stored", last="dropped")
@@ -135,12 +136,23 @@ def _listed(numbers: set[int]) -> str:
     return " and ".join(map(str, sorted(numbers)))
 
 
-def overwrite_head(state: Own, head: State, site: Site) -> None:
-    """Load the server's classifier into the client's model, and score the model as `combined`."""
+def receive_head(state: Own, head: State, site: Site) -> None:
+    """Keep the server's classifier for the next training, and score the client's model with it as `combined`."""
+    state.received = head
+    site.score("combined", begin_training(state, site))
+
+
+def begin_training(state: Own, site: Site) -> nn.Module:
+    """The client's model with the classifier that it received."""
     model = site.model(state.theta)
-    load_state(head_of(model), head)
-    state.theta = state_of(model)
-    site.score("combined", model)
+    if state.received:
+        load_state(head_of(model), state.received)
+    return model
+
+
+def end_training(state: Own, model: nn.Module) -> None:
+    """Keep the trained model."""
+    state.theta, state.received = state_of(model), {}
 
 
 class WithFeatures(nn.Module):
