@@ -7,6 +7,9 @@ from fewbytes.report.evaluation import in_percent, main_metric
 from fewbytes.report.records import Evaluation, Figure, Gain
 
 
+WITH = {"shared": " with one model for all", "own": " with a model for each site"}
+
+
 def verdicts(evaluation: Evaluation) -> list[str]:
     """Sentences on whether federating helps, by the sites' test sets: of the shared model and of sites' own models that
     gain most over training alone, and on the contribution of each site that was left out."""
@@ -16,11 +19,11 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     remedy = "evaluate --alone trains them; a comparison needs the method separate"
     if "unreported" in evaluation:  # the data are elsewhere
         remedy = "add a run of the method separate"
-    for kind in ("shared", "own"):
-        of_kind = [g for g in means if kinds[g["models"]] == kind and kinds[g["over"]] == "alone"]
+    gains = {kind: [g for g in means if kinds[g["models"]] == kind and kinds[g["over"]] == "alone"] for kind in WITH}
+    for kind, of_kind in gains.items():
         if of_kind:
             best = max(of_kind, key=lambda gain: gain["gain"]["value"] or 0.0)
-            sentences.append(_verdict(evaluation, best, len(of_kind)))
+            sentences.append(_verdict(evaluation, best, len(of_kind), WITH[kind] if all(gains.values()) else ""))
     if not sentences and evaluation["runs"] and any(site["trained"] for site in evaluation["sites"]):
         sentences.append(f"Whether federating helps is not known: no model here was trained alone ({remedy}).")
     for gain in means:
@@ -29,7 +32,7 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     return sentences + evaluation.get("unreported", [])
 
 
-def _verdict(evaluation: Evaluation, gain: Gain, among: int) -> str:
+def _verdict(evaluation: Evaluation, gain: Gain, among: int, judged: str) -> str:
     kinds = {each["name"]: each["kind"] for each in evaluation["models"]}
     shared = kinds[gain["models"]] == "shared"
     whose, colon, _ = gain["models"].partition(": ")
@@ -51,7 +54,7 @@ def _verdict(evaluation: Evaluation, gain: Gain, among: int) -> str:
     at += [f"not distinguishable at {rest} of {len(sites)}"] if rest else []
     at += [f"no figure at {listed(without)}"] if without else []
     return (
-        f"{head[_sign(gain['gain'])]}: by {main_metric(evaluation)}, {model} {_gap(evaluation, gain['gain'])} "
+        f"{head[_sign(gain['gain'])]}{judged}: by {main_metric(evaluation)}, {model} {_gap(evaluation, gain['gain'])} "
         f"{'better' if (gain['gain']['value'] or 0) >= 0 else 'worse'} than training alone in the mean over "
         f"{len(sites)} sites' test sets{most}; by site: {'; '.join(at)}."
     )
