@@ -1,20 +1,26 @@
-"""A filter of NVFlare's server that changes nothing and keeps the model of each round, before it is quantised."""
+"""A component of NVFlare's server that keeps the model after each round, as NVFlare has saved it."""
 
 from __future__ import annotations
 
-from nvflare.apis.dxo import from_shareable
-from nvflare.apis.filter import Filter
+from pathlib import Path
+
+import torch
+from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
-from task import keep
+from nvflare.app_common.app_event_type import AppEventType
+from task import first, keep
 
 
-class Keeper(Filter):
-    """Keeps what the first site is sent."""
+class Keeper(FLComponent):
+    """Keeps the first weights when the first round starts, and the global model at the end of each round."""
 
-    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """The same message."""
-        if fl_ctx.get_peer_context().get_identity_name() == "site-1":
-            keep(from_shareable(shareable).data, int(shareable.get_header(AppConstants.CURRENT_ROUND, 0)))
-        return shareable
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Keep a model."""
+        done = int(fl_ctx.get_prop(AppConstants.CURRENT_ROUND, 0))
+        if event_type == AppEventType.ROUND_STARTED and not done:
+            keep(first(), 0)
+        if event_type == AppEventType.AFTER_LEARNABLE_PERSIST:
+            folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
+            (file,) = folder.rglob("FL_global_model.pt")
+            keep(torch.load(file, weights_only=True)["model"], done + 1)

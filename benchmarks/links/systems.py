@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 from measuring import Faults, Links, Measured, Terms
 from proxied import deploy
-from task import TEST
 
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.certificates import write_certificates
@@ -87,7 +86,7 @@ def deployed(terms: Terms) -> Measured:
     as much data and the same hyper-parameters. Each row's seconds are without scoring."""
     settings: dict[str, Any] = {
         "method": "fedavg", "dataset": "cifar10", "clients": terms.sites, "samples": f"{terms.images}/100",
-        "test": TEST, "partition": "iid", "model": "resnet18:stem=7x7", "rounds": terms.rounds, "save_models": False,
+        "partition": "iid", "model": "resnet18:stem=7x7", "rounds": terms.rounds, "save_models": False,
         "engine": "flower-deployment", "uplink_bits": 0.5, "downlink_bits": 1.0,
         "parameters": {"epochs": 1, "lr": 0.01, "batch": 32, "momentum": 0.9},
     }  # fmt: skip
