@@ -28,6 +28,7 @@ SYSTEMS: dict[str, Callable[[Terms], Measured]] = {
     "Flower's FedAvg": partial(measured, flower, {"LINKS_UP": "", "LINKS_DOWN": ""}),
     "NVFlare's FedAvg": partial(measured, nvflare, {"LINKS_QUANTISER": ""}),
     "NVFlare's FedAvg, 4 bits": partial(measured, nvflare, {"LINKS_QUANTISER": "normfloat4"}),
+    "NVFlare's FedAvg, 8 bits": partial(measured, nvflare, {"LINKS_QUANTISER": "blockwise8"}),
     "Flower's FedAvg, two lines changed": partial(measured, flower, {"LINKS_UP": "0.5", "LINKS_DOWN": "1"}),
     "fewbytes deploy fedavg": deployed,
 }
