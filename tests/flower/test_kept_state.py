@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 from test_few_bytes import Nodes
 
 from fewbytes.base.errors import UserError
-from fewbytes.flower.few_grid import FewGrid
+from fewbytes.flower.few_grid import FewGrid, compressed
 from fewbytes.flower.kept_state import MOST_IN_CONTEXT, KeptState, load_state, save_state
 from fewbytes.flower.mod import fewbytes_mod
 
@@ -69,6 +70,20 @@ def test_files_of_runs_long_ago_are_removed(home):
     os.utime(home / "fewbytes" / "1-2.state", (time.time() - 8 * 86400,) * 2)
     save_state(context(3), LARGE)
     assert files(home) == ["2-2.state", "3-2.state"]
+
+
+def test_the_end_of_a_run_removes_its_files(home):
+    for run in (1, 2):
+        save_state(context(run), LARGE)
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        raise RuntimeError("it fails")
+
+    with pytest.raises(RuntimeError, match="it fails"):
+        compressed(app, 1)(Nodes(ClientApp(), 1), context(1))
+    assert files(home) == ["2-2.state"]
 
 
 def test_a_file_that_cannot_be_written_is_named(home):

@@ -22,6 +22,7 @@ from fewbytes.codec import Stream, decode, encode
 from fewbytes.codec.coder import LIMIT, check_bits, same
 from fewbytes.codec.states import Exact, FirstState, check_exact, first_state, packable
 from fewbytes.flower.byte_ledger import ByteLedger
+from fewbytes.flower.kept_state import forget_run
 from fewbytes.flower.private.messages import failed, in_reply_to
 from fewbytes.flower.records import KEY, UNKNOWN, Arrays, arrays_of, data_of, encoded, nbytes, record_of, with_records
 
@@ -309,7 +310,10 @@ class _Compressed(ServerApp):
         out = context.run_config.get(OUT, "")
         if not isinstance(out, str):
             raise UserError(f"{OUT} is the name of a folder, not {out!r}")
-        super().__call__(self._over(grid, out=out) if out else self._over(grid), context)
+        try:
+            super().__call__(self._over(grid, out=out) if out else self._over(grid), context)
+        finally:
+            forget_run(context.run_id)
 
 
 def _like(message: Message, content: RecordDict) -> Message:

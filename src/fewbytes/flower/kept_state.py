@@ -63,9 +63,19 @@ def save_state(context: Context, state: KeptState) -> None:
         raise UserError(f"fewbytes cannot keep this node's state in {path}: {error}; set FLWR_HOME") from None
 
 
+def forget_run(run: int) -> None:
+    """Remove the files of a run that has ended, if nodes have their FLWR_HOME here, as in a simulation."""
+    for path in _folder().glob(f"{run}-*.state"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "fewbytes"
+
+
 def _file(context: Context) -> Path:
-    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
-    return home / "fewbytes" / f"{context.run_id}-{context.node_id}.state"
+    return _folder() / f"{context.run_id}-{context.node_id}.state"
 
 
 def _remove_unused(folder: Path) -> None:
