@@ -85,7 +85,7 @@ class Figures:
     def take(self, rows: NDArray[np.int64]) -> Figures:
         """The same columns of some rows."""
         columns = {name: column.take(rows) for name, column in self.columns.items()}
-        return Figures(columns, len(rows), self.target, tuple(self.near[i] for i in rows))
+        return Figures(columns, len(rows), self.target, tuple(self.near[i] for i in rows), self.ignored)
 
 
 class Surveyed(Split):
