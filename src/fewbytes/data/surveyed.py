@@ -103,11 +103,18 @@ class Surveyed(Split):
 
 
 class OnTerms(Split):
-    """Test samples, of which figures leave the site by its `terms`. `folder`: of its node's run folders."""
+    """Test samples, of which figures leave the site by its `terms`. `folder`: of its node's run folders; `place`: of
+    the data, with the meaning of a table's columns (`schema`)."""
 
-    def __init__(self, split: Split, terms: SiteTerms) -> None:
+    def __init__(self, split: Split, terms: SiteTerms, place: str = "", schema: Schema | None = None) -> None:
         super().__init__(split.x, split.y, split.rows, split.transform, split.learnt)
         self.terms, self.folder = terms, None if terms.folder is None else Path(terms.folder)
+        self.place, self.schema = place, schema
+
+
+def terms_of(split: Split) -> SiteTerms:
+    """The terms by which figures of samples leave their site."""
+    return split.terms if isinstance(split, OnTerms) else SiteTerms()
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,8 @@ class Survey(Method):
         else:
             columns = {name: describe(column, least) for name, column in described.items()}
         near = self.digests(about, terms.salt) if self.duplicates and terms.salt and samples else b""
-        target, ignored = [name for name in about.target if name in columns], about.ignored if terms.tell == "figures" and samples else ()
+        target = [name for name in about.target if name in columns]
+        ignored = about.ignored if samples and terms.tell == "figures" else ()
         return Reported.of(terms.tell, samples, target, columns, near, ignored)
 
     def digests(self, about: Figures, salt: str) -> bytes:
