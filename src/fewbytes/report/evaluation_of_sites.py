@@ -15,7 +15,7 @@ from fewbytes.data.subgroups import By
 from fewbytes.methods.evaluation.evaluation import Asked, Better, Gathered, MetricFigure, Question, Tested
 from fewbytes.methods.evaluation.evaluation import Evaluation as Method
 from fewbytes.methods.evaluation.subgroups import REASONS, Subgroup
-from fewbytes.report.evaluation import FILE
+from fewbytes.report.evaluation import COMPARED, FILE
 from fewbytes.report.evaluation_page import write_evaluation
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.left_out import left_out
@@ -77,7 +77,7 @@ def evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Evaluation
             Group(group=group.name, models=each.name, site=name, samples=group.samples, score=_figure(group))
             for number, each in enumerate(question.models)
             for client, name in sites.items()
-            if (tested := found.get(str(number), {}).get(client)) is not None
+            if each.kind in COMPARED and (tested := found.get(str(number), {}).get(client)) is not None
             for group in tested.groups
         ],
         classes=run.partition["classes"] if run.partition is not None else [],
