@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 import pandas as pd
 from carried import NAMES, Federation
+from places import SITES
 from surveyed import patients, tables, write_tables
 
 from fewbytes.base.errors import UserError
@@ -22,6 +23,7 @@ from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.experiments.survey import survey_here
 from fewbytes.methods.evaluation import evaluation
+from fewbytes.models.export import export_model
 from fewbytes.report.survey_file import SurveyFile
 from fewbytes.report.survey_page import notes_of
 
@@ -136,3 +138,19 @@ def test_subgroups_are_told_by_sites_that_tell_figures_and_never_of_few_samples(
 def test_what_nodes_cannot_be_asked_is_one_line(evaluated, how, error):
     with pytest.raises(UserError, match=error):
         repeats([evaluated[2]], how)
+
+
+def test_a_file_of_a_picture_model_is_tested_by_files_as_here(places):
+    """The server has none of the pictures."""
+    federation = Federation(places / "home", [*SITES])
+    for name in SITES:
+        with open(federation.folder / name / "node.toml", "a") as file:
+            file.write(f'min-count = 1\nclient-data = "{places / "sites" / name}"\n')
+    how = {"method": "fedavg", "partition": "local", "dataset": "cells", "client_data": str(places / "sites")}
+    PreparedRun({**how, "rounds": 1, "workers": 1, "parameters": {"batch": 10}}).execute(places / "run", False)
+    (places / "server" / "cells").rename(places / "elsewhere")
+    export_model(places / "run", formats=["safetensors"], out=places / "export")
+    found = into_runs(asked(federation, "asked", **evaluating([places / "export" / "model.safetensors"])))
+    here = json.loads((places / "run" / "evaluation.json").read_text())
+    assert [site["name"] for site in found["sites"]] == [*SITES]
+    assert {c["site"]: c["scores"] for c in found["cells"]} == {c["site"]: c["scores"] for c in here["cells"]}

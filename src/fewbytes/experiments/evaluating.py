@@ -158,8 +158,9 @@ def _shared_file(run: Path) -> str | None:
 
 def _of_file(path: Path) -> tuple[dict[str, Any], Question]:
     _, about = read_model(path)
-    if "schema" not in about:
-        raise UserError(f"{path} is no model of a table: give its run's folder, which names the server's data")
+    learns = about.get("learns", "classes")
+    if "schema" not in about and (learns != "classes" or "tensors" in about):
+        raise UserError(f"{path} learns {learns}: give its run's folder, which names the server's data")
     groups = (DataSettings, LearningSettings, ModelSettings)
     settings = {key: about[key] for group in groups for key in group.declared() if about.get(key) is not None}
     place = path.absolute()
