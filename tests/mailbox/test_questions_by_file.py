@@ -123,7 +123,7 @@ def test_subgroups_are_told_by_sites_that_tell_figures_and_never_of_few_samples(
     assert len(told) == 3  # north's smaller group is hidden, too: with it, that of x would follow from all samples
     assert all(g == of[g["models"], g["group"], g["site"]] for g in found["groups"])
     assert [text for text in found["unreported"] if "subgroups" in text] == [
-        "west reports no subgroups by 'sex': its tell is not figures."
+        "No subgroups by 'sex' of west: tell is not figures there."
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fewbytes.base.errors import listed
 from fewbytes.base.files import replacing
 from fewbytes.core.intervals import LEVEL, bounds
 from fewbytes.data.subgroups import By
@@ -99,9 +100,9 @@ def _unreported(run: RunFolder, called: Mapping[int, str], found: Mapping[str, M
 def _ungrouped(sites: Mapping[int, str], reported: Mapping[int, Tested], by: str) -> Iterator[str]:
     """Why sites have no subgroups."""
     column = By.read(by).column
-    for client, name in sites.items():
-        if (why := reported[client].ungrouped) in REASONS:
-            yield f"{name} reports no subgroups by {column!r}: {REASONS[why].format(column=column)}."
+    for why, reason in REASONS.items():
+        if names := [name for client, name in sites.items() if reported[client].ungrouped == why]:
+            yield f"No subgroups by {column!r} of {listed(names)}: {reason.format(column=column)}."
 
 
 def _gains(models: str, over: str, sites: Mapping[int, str], better: Mapping[int, Better]) -> Iterator[Gain]:

@@ -15,10 +15,10 @@ from fewbytes.data.surveyed import OnTerms, terms_of
 from fewbytes.wire import payload
 
 REASONS = {
-    "tell": "its tell is not figures",
-    "column": "its data have no such column",
-    "numbers": "it has numbers there, and needs limits that all sites share, such as --by {column}=50,70",
-    "few": "each has fewer test samples than its min-count, or would show one that has",
+    "tell": "tell is not figures there",
+    "column": "there is no such column",
+    "numbers": "numbers need limits that all sites share, such as --by {column}=50,70",
+    "few": "each has fewer test samples than min-count, or would show one that has",
 }
 """Why a site reports no subgroups, by the word that it sends."""
 
