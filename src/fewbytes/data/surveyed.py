@@ -230,7 +230,7 @@ def _column(table: Table, name: str, target: Sequence[str]) -> Column:
             return Column("categories", values, tuple(texts)) if repeated else Column("texts", np.minimum(values, 0))
         return Column("dates" if kind == "dates" else "numbers", table.numbers(name))
     except UserError as error:
-        why = error.public.removeprefix("a table's column ").removeprefix(f"{name!r} ")
+        why = (error.public or "").removeprefix("a table's column ").removeprefix(f"{name!r} ")
         return Column("unreadable", np.full(len(table), np.nan), why=why or "cannot be read")
 
 
