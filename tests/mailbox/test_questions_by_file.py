@@ -114,7 +114,7 @@ def test_an_evaluation_by_files_has_the_figures_of_one_machine(evaluated):
 
 
 def test_subgroups_are_told_by_sites_that_tell_figures_and_never_of_few_samples(evaluated):
-    here, found, _ = evaluated
+    here, found, run = evaluated
     of = {(g["models"], g["group"], g["site"]): g for g in here["groups"]}
     told = {(g["group"], g["site"]) for g in found["groups"]}
     assert found["by"] == "sex"
@@ -122,6 +122,9 @@ def test_subgroups_are_told_by_sites_that_tell_figures_and_never_of_few_samples(
     assert told == {("f", "south"), ("m", "south"), *(t for t in told if t[1] == "north")}
     assert len(told) == 3  # north's smaller group is hidden, too: with it, that of x would follow from all samples
     assert all(g == of[g["models"], g["group"], g["site"]] for g in found["groups"])
+    page = (run / "evaluation.html").read_text()
+    assert "f at south" in page
+    assert "Groups of fewer samples than a site" in page
     assert [text for text in found["unreported"] if "subgroups" in text] == [
         "No subgroups by 'sex' of west: tell is not figures there."
     ]
