@@ -97,7 +97,7 @@ def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
     assert [text.partition(":")[0] for text in found["unreported"]] == [
         "shut has no figures",
         "west reports no figures",
-        "No subgroups by 'sex' of east and south",
+        "No subgroups by 'sex' of east, south",
     ]
     groups = {(g["models"], g["group"]): g["score"] for g in here["groups"] if g["site"] == "north"}
     assert {g["site"] for g in found["groups"]} == {"north"}  # the others tell less
