@@ -89,6 +89,7 @@ SLOW = {
     "process/test_site_policies.py": "a deployment to nine sites with policies",
     "process/test_sites.py": "two hosts that are stopped and gone on with",
     "process/test_evaluation_deployed.py": "an evaluation at five sites with policies",
+    "process/test_questions_deployed.py": "a survey and an evaluation by files",
     "process/test_survey_deployed.py": "a survey of six sites with policies",
     "process/test_surveyed_run.py": "a survey and a run of three sites",
 }

@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 import msgspec
 
 from fewbytes.base.errors import UserError
+from fewbytes.experiments.membership import places_for
 from fewbytes.federation import members
 from fewbytes.federation.texts import Invitation, Request, fingerprint
 from fewbytes.flower.certificates import write_node_key
@@ -126,3 +127,15 @@ def test_a_folder_that_is_no_federation_is_named(tmp_path):
     (tmp_path / "f" / "federation.json").write_text("{")
     with pytest.raises(UserError, match=r"federation\.json cannot be read"):
         members.read(tmp_path / "f")
+
+
+def test_a_run_of_some_members(folder, tmp_path):
+    for name in ("north", "south", "west"):
+        if name != "north":
+            members.invite(folder, name)
+        members.join(folder, request(tmp_path, name))
+    federation = members.read(folder)
+    assert places_for(federation, 1) == ["north", "south", "west", "newcomer-1"]
+    assert places_for(federation, 0, ["north", "west"]) == ["north", "west"]
+    with pytest.raises(UserError, match=r"nort is no member of the federation \(did you mean 'north'\?\)"):
+        places_for(federation, 0, ["nort"])

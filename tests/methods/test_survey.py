@@ -111,6 +111,14 @@ def test_what_differs_is_found_and_nothing_else(hospitals):
     assert "glucose in mg/dL and mmol/L" in units
 
 
+def test_a_column_that_is_empty_at_a_site_is_said_with_its_name(tmp_path):
+    frames = tables()
+    frames["south"]["age"] = np.nan
+    whole = surveyed_at(tmp_path / "runs", write_tables(tmp_path / "clients", frames), target=["ill"])
+    (found,) = (each.text for each in whole.findings if each.column == "age" and each.sites == ["south"])
+    assert found.startswith("'age' at south has no value: ")
+
+
 def test_bytes_are_those_of_the_ledger(hospitals):
     _, whole = hospitals
     assert whole.uplink_bytes == sum(site.uplink_bytes for site in whole.sites) > 0

@@ -16,8 +16,6 @@ from surveyed import patients
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
 
-from fewbytes.core.method import TERMS
-from fewbytes.experiments.settings import make_method
 from fewbytes.flower.children import free_port
 
 RULES = {
@@ -54,7 +52,7 @@ def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
     )
     assert made.returncode == 0, made.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    evaluated = fewbytes("evaluate", run, "--alone", cwd=tmp_path)
+    evaluated = fewbytes("evaluate", run, "--alone", "--by", "sex", cwd=tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
     here = json.loads((run / "evaluation.json").read_text())
     fewbytes("federation", "init", "--address", f"127.0.0.1:{free_port('127.0.0.1')}", cwd=tmp_path)
@@ -71,22 +69,11 @@ def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
     with ExitStack() as stack:
         files = [str(tmp_path / name / "node.toml") for name in order]
         started([sys.executable, "-m", "fewbytes", "node", *files], node_log, stack)
-        local = make_method("fedavg", {"lr": 0.1}).parameters
-        terms = [f"--set={key}={local[key]}" for key in TERMS if local[key] is not None]
         where = ["--federation", "federation", "--min-replies", "0.1"]
-        deployed(
-            tmp_path, stack,
-            *("deploy", "separate", "--partition", "local", "--dataset", "server.csv", "--target", "ill"),
-            *("--rounds", "2", "--leave-out", "sex", "--positive", "yes"),
-            *("--metrics", "auc,accuracy,sensitivity@specificity=0.9"),
-            *(*terms, "--out", "alone", *where),
-        )  # fmt: skip
-        (alone,) = (tmp_path / "alone").iterdir()
-        deployed(tmp_path, stack, "evaluate", str(run), str(alone), "--out", "asked", *where)
+        deployed(tmp_path, stack, "evaluate", str(run), "--alone", "--by", "sex", "--out", "asked", *where)
     log = (tmp_path / "server.log").read_text()
-    found = json.loads((tmp_path / "evaluation.json").read_text())
-    name = {"shared model": "fedavg: shared model", "training alone": "training alone"}
-    gains = {(name[g["models"]], g["site"]): g["gain"] for g in here["gains"] if g["site"] is not None}
+    found = json.loads((run / "evaluation.json").read_text())
+    gains = {(g["models"], g["site"]): g["gain"] for g in here["gains"] if g["site"] is not None}
     at_sites = {(g["models"], g["site"]): g["gain"] for g in found["gains"] if g["site"] is not None}
     assert len(at_sites) == 3
     assert at_sites == {key: gains[key] for key in at_sites}
@@ -95,11 +82,11 @@ def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
     assert mean["value"] == pytest.approx(sum(g["value"] for g in at_sites.values()) / 3)
     assert "federating helps" in log.lower() or "federating does harm" in log.lower()
     assert [site["name"] for site in found["sites"]] == ["east", "north", "south"]
-    both = {(name[cell["models"]], cell["site"]): cell for cell in here["cells"] if cell["of"] in (None, cell["site"])}
-    assert {cell["models"] for cell in found["cells"]} == {*name.values()}
+    both = {(cell["models"], cell["site"]): cell for cell in here["cells"] if cell["of"] in (None, cell["site"])}
+    assert {cell["models"] for cell in found["cells"]} == {"shared model", "training alone"}
     for cell in found["cells"]:
         assert cell["scores"] == both[cell["models"], cell["site"]]["scores"]  # values and intervals, to the bit
-    shared = name["shared model"]
+    shared = "shared model"
     at = {site: cell for (models, site), cell in both.items() if models == shared}
     cells = {cell["site"]: cell for cell in found["cells"] if cell["models"] == shared}
     assert cells["north"]["confusion"] == at["north"]["confusion"]
@@ -110,7 +97,11 @@ def test_sites_test_a_run_as_it_is_tested_here(tmp_path):
     assert [text.partition(":")[0] for text in found["unreported"]] == [
         "shut has no figures",
         "west reports no figures",
+        "No subgroups by 'sex' of east, south",
     ]
+    groups = {(g["models"], g["group"]): g["score"] for g in here["groups"] if g["site"] == "north"}
+    assert {g["site"] for g in found["groups"]} == {"north"}  # the others tell less
+    assert {(g["models"], g["group"]): g["score"] for g in found["groups"]} == groups
     assert "evaluation is not among its methods (fedavg)" in found["unreported"][0]
     for text in [*found["unreported"], "sensitivity@specificity=0.9 at"]:
         assert text[:40] in log

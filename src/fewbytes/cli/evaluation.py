@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fewbytes.base.errors import UserError
-from fewbytes.cli.machines import Deploying, Where, deploy_run
+from fewbytes.cli.answers import print_ended, print_evaluation
+from fewbytes.cli.machines import (
+    PANEL,
+    Address,
+    ByMailbox,
+    Deploying,
+    FederationFolder,
+    Hosts,
+    Listen,
+    MailboxPlace,
+    Where,
+    deploy_run,
+)
 from fewbytes.cli.shared import Allow, AsJson, Monitor, naming, standard_output_for
 from fewbytes.experiments.display import printed
+from fewbytes.experiments.membership import named_in
 
 if TYPE_CHECKING:
     from fewbytes.experiments.evaluate import Evaluating
-    from fewbytes.report.records import Evaluation
-
-PANEL = "At real sites"
+    from fewbytes.experiments.evaluating import Repeat
 
 
 def evaluate(
@@ -41,7 +51,10 @@ def evaluate(
             help="Further sites that never trained: a folder with one folder or table per site.", metavar="PLACE"
         ),
     ] = None,
-    by: Annotated[str | None, typer.Option(help="Tables only: column of subgroups.", metavar="COLUMN")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Tables only: column of subgroups; of numbers with limits: age=50,70.", metavar="COLUMN"),
+    ] = None,
     metrics: Annotated[
         str | None, typer.Option(help="Metrics, comma-separated (default: the run's).", metavar="LIST")
     ] = None,
@@ -49,23 +62,12 @@ def evaluate(
         Path | None,
         typer.Option(help="Output folder (default: the run's folder; at real sites: runs).", metavar="DIR"),
     ] = None,
-    federation: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of a federation, whose members are the sites.", rich_help_panel=PANEL),
-    ] = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option(help="Names of the sites' hosts, comma-separated.", metavar="LIST", rich_help_panel=PANEL),
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="host:port where the sites reach this machine.", rich_help_panel=PANEL)
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            help="host:port where the server listens, if not everywhere at the address's port.", rich_help_panel=PANEL
-        ),
-    ] = None,
+    hosts: Hosts = None,
+    address: Address = None,
+    listen: Listen = None,
+    federation: FederationFolder = None,
+    mailbox: MailboxPlace = None,
+    by_mailbox: ByMailbox = None,
     min_replies: Annotated[
         float | None,
         typer.Option(help="Fraction of the sites that must answer (default: 0.5).", rich_help_panel=PANEL),
@@ -76,7 +78,7 @@ def evaluate(
 ) -> None:
     """Test models on the data of every site, and compare with training alone; adds it to the run's report.
 
-    With --federation or --hosts, the sites test the runs' shared models on their own machines.
+    With --federation or --hosts, the sites test the models on their own machines.
 
     Example: `fewbytes evaluate runs/my-run --alone --pooled`
     """
@@ -84,18 +86,16 @@ def evaluate(
 
     names = tuple(name.strip() for name in metrics.split(",")) if metrics is not None else ()
     how = Evaluating(alone, pooled, tuple(without or ()), sites, by, names)
-    if federation is None and hosts is None:
-        _evaluate_here(runs, how, out, allow, as_json)
-        return
-    if alone or pooled or without or sites or by:
+    where = Where(hosts, address, listen, federation, mailbox=mailbox, by_mailbox=by_mailbox)
+    if federation is not None or hosts is not None:
+        at = Deploying(out or Path("runs"), where, allow=allow, monitor=monitor, as_json=as_json)
+        _evaluate_at_sites(runs, how, at, min_replies)
+    elif not {address, listen, mailbox, by_mailbox, min_replies} <= {None}:
         raise UserError(
-            "--alone, --pooled, --without, --sites and --by need the data on this machine: leave them out with "
-            "--federation and --hosts"
+            "--address, --listen, --mailbox and --min-replies are for sites on other hosts: add --hosts or --federation"
         )
-    at = Deploying(
-        out or Path("runs"), Where(hosts, address, listen, federation), allow=allow, monitor=monitor, as_json=as_json
-    )
-    _evaluate_at_sites(runs, names, AtSites(at, min_replies), as_json)
+    else:
+        _evaluate_here(runs, how, out, allow, as_json)
 
 
 def _evaluate_here(runs: Sequence[Path], how: Evaluating, out: Path | None, allow: str | None, as_json: bool) -> None:
@@ -107,41 +107,41 @@ def _evaluate_here(runs: Sequence[Path], how: Evaluating, out: Path | None, allo
         folder, found = evaluate_runs(runs, how, out)
         if not file and out is None:
             write_report(read_runs(runs), folder / "report.html")
-    _print(folder, found, as_json)
+    print_evaluation(folder, found, as_json)
 
 
-@dataclass(frozen=True)
-class AtSites:
-    """How real sites are asked."""
+def _evaluate_at_sites(runs: Sequence[Path], how: Evaluating, deploying: Deploying, min_replies: float | None) -> None:
+    from fewbytes.experiments.evaluating import evaluating, repeats
 
-    deploying: Deploying
-    min_replies: float | None
-
-
-def _evaluate_at_sites(runs: Sequence[Path], metrics: Sequence[str], at: AtSites, as_json: bool) -> None:
-    from fewbytes.experiments.evaluating import evaluating, into_runs
-
-    with standard_output_for(as_json), naming(at.deploying.allow, runs[0]):
-        settings = evaluating(runs, metrics)
-    if at.min_replies is not None:
-        settings["min_replies"] = at.min_replies
-    folder = deploy_run(settings, at.deploying)
+    replies = {} if min_replies is None else {"min_replies": min_replies}
+    with standard_output_for(deploying.as_json), naming(deploying.allow, runs[0]):
+        further = repeats(runs, how)
+        evaluating(runs, how)  # refused before anything is trained
+    beside = {each.name: _trained(each, deploying, replies) for each in further}
+    with standard_output_for(deploying.as_json), naming(deploying.allow, runs[0]):
+        settings = evaluating(runs, how, beside)
+    folder = deploy_run(settings | replies, deploying)
     assert folder is not None
-    _print(folder, into_runs(folder, runs), as_json)
+    print_ended(folder, deploying.as_json)
 
 
-def _print(folder: Path, found: Evaluation, as_json: bool) -> None:
-    from fewbytes.report.evaluation import PAGE
-    from fewbytes.report.evaluation_tables import evaluation_table, group_table
-    from fewbytes.report.evaluation_words import verdicts
+def _trained(repeat: Repeat, how: Deploying, replies: dict[str, float]) -> Path:
+    """The folder of a further run at the sites, which is resumed, or used again, if it was begun before."""
+    from fewbytes.experiments.run_folders import finished
 
-    if as_json:
-        print(json.dumps(found, indent=2))
-        return
-    for metric in found["metrics"]:
-        printed.print(evaluation_table(found, metric))
-    for text in verdicts(found):
-        printed.print(text, soft_wrap=True)
-    if (groups := group_table(found)) is not None:
-        printed.print(groups)
-    printed.print(f"evaluation: {folder / PAGE}", soft_wrap=True)
+    if how.where.federation is None:
+        raise UserError(
+            "--alone and --without train again at the sites, which needs --federation: with --hosts, deploy these runs "
+            "one by one (docs: Results by site)"
+        )
+    if (folder := repeat.begun()) is not None and finished(folder):
+        return folder
+    by_file = how.where.by_mailbox
+    some = None if by_file is None else ",".join(name for name in named_in(by_file) if name in repeat.sites)
+    mail = {"mailbox": None, "by_mailbox": None} if some == "" else {"by_mailbox": some}
+    where = replace(how.where, hosts=",".join(repeat.sites), **mail)
+    printed.print(f"{repeat.name}: the sites train", soft_wrap=True)
+    settings = repeat.settings | replies if folder is None else {}
+    done = deploy_run(settings, replace(how, out=repeat.place, where=where, resume=folder))
+    assert done is not None
+    return done

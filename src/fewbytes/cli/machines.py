@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
@@ -13,6 +12,7 @@ from typing import Annotated, Any, TextIO, cast
 import typer
 
 from fewbytes.base.errors import UserError
+from fewbytes.cli.answers import print_ended
 from fewbytes.cli.shared import (
     Allow,
     AsJson,
@@ -22,11 +22,50 @@ from fewbytes.cli.shared import (
     Out,
     Watch,
     naming,
-    print_results,
     standard_output_for,
     with_settings,
 )
 from fewbytes.experiments.display import Display, printed, progress
+
+PANEL = "At real sites"
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        help="Names of the sites' hosts, comma-separated; with --federation: only these members.",
+        metavar="LIST",
+        rich_help_panel=PANEL,
+    ),
+]
+Address = Annotated[
+    str | None, typer.Option(help="host:port where the sites reach this machine.", rich_help_panel=PANEL)
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        help="host:port where the server listens, if not everywhere at the address's port.", rich_help_panel=PANEL
+    ),
+]
+FederationFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of a federation, whose members are the sites.", rich_help_panel=PANEL),
+]
+MailboxPlace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE",
+        help="With --federation: exchange files with the members, in a folder or in s3://BUCKET/FOLDER.",
+        rich_help_panel=PANEL,
+    ),
+]
+ByMailbox = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Members that --mailbox reaches, comma-separated (default: all).",
+        rich_help_panel=PANEL,
+    ),
+]
+"""The options of commands that reach sites on other machines."""
 
 
 @with_settings
@@ -34,26 +73,12 @@ def deploy(
     settings: dict[str, Any],
     method: MethodName = None,
     out: Out = Path("runs"),
-    hosts: Annotated[
-        str | None, typer.Option(help="Names of the clients' hosts, comma-separated.", metavar="LIST")
-    ] = None,
-    address: Annotated[str | None, typer.Option(help="host:port where the nodes reach this machine.")] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="host:port where the server listens, if not everywhere at the address's port.")
-    ] = None,
-    federation: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of a federation, whose members are the clients.")
-    ] = None,
-    mailbox: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="With --federation: exchange files with the members, in a folder or in s3://BUCKET/FOLDER.",
-        ),
-    ] = None,
-    by_mailbox: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Members that --mailbox reaches, comma-separated (default: all).")
-    ] = None,
+    hosts: Hosts = None,
+    address: Address = None,
+    listen: Listen = None,
+    federation: FederationFolder = None,
+    mailbox: MailboxPlace = None,
+    by_mailbox: ByMailbox = None,
     node: Annotated[
         str | None, typer.Option(help="Kind of node: resident (stays loaded) or stock (Flower's); default: resident.")
     ] = None,
@@ -73,7 +98,7 @@ def deploy(
     where = Where(hosts, address, listen, federation, node, mailbox, by_mailbox)
     how = Deploying(out, where, resume, from_round, allow, show, tuple(watch or ()), monitor, as_json)
     if (folder := deploy_run(settings, how)) is not None:
-        print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
+        print_ended(folder, as_json)
 
 
 @dataclass(frozen=True)

@@ -109,15 +109,17 @@ def _plan(question: Question) -> Planned:
         settings = resumed(resume, settings, question.from_round) if unbegun is None else again_from(unbegun, settings)
         where = remembered(resume, where)
     elif where["federation"] is not None:
-        if where["hosts"] or where["address"] or where["listen"]:
-            raise UserError("--federation has its own hosts and address: leave out --hosts, --address and --listen")
+        if where["address"] or where["listen"]:
+            raise UserError("--federation has its own address: leave out --address and --listen")
         members = read_federation(Path(where["federation"]))
-        settings.setdefault("clients", len(members.members))
-        where["hosts"] = ",".join(places_for(members, int(settings.get("newcomers") or 0)))
         if not members.members:
             raise UserError(
                 f"{where['federation']} has no members yet: `fewbytes federation invite NAME` is the first step"
             )
+        some, newcomers = where["hosts"], int(settings.get("newcomers") or 0)
+        names = places_for(members, newcomers, None if some is None else host_names(some))
+        settings.setdefault("clients", len(names) - newcomers)
+        where["hosts"] = ",".join(names)
     if where["federation"] is not None:  # whose server may have moved
         there = read_federation(Path(where["federation"]))
         where["address"], where["listen"] = there.address, there.listen

@@ -8,12 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from fewbytes.base.errors import UserError
-from fewbytes.cli.machines import Deploying, Where, deploy_run
+from fewbytes.cli.answers import print_survey
+from fewbytes.cli.machines import (
+    Address,
+    ByMailbox,
+    Deploying,
+    FederationFolder,
+    Hosts,
+    Listen,
+    MailboxPlace,
+    Where,
+    deploy_run,
+)
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.cli.shared import CONFIG, Allow, AsJson, Monitor, Out, settings_of, standard_output_for
 from fewbytes.core.policy import Policy
 from fewbytes.data.settings import Partition
-from fewbytes.experiments.display import printed
 from fewbytes.experiments.groups import DataSettings
 
 OPTIONS = [
@@ -49,16 +59,12 @@ def survey(
         str,
         typer.Option(help="In one process: what each site reports, or all of them: figures, labels, sizes or nothing."),
     ] = "figures",
-    hosts: Annotated[
-        str | None, typer.Option(help="Names of the sites' hosts, comma-separated.", metavar="LIST")
-    ] = None,
-    address: Annotated[str | None, typer.Option(help="host:port where the sites reach this machine.")] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="host:port where the server listens, if not everywhere at the address's port.")
-    ] = None,
-    federation: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of a federation, whose members are the sites.")
-    ] = None,
+    hosts: Hosts = None,
+    address: Address = None,
+    listen: Listen = None,
+    federation: FederationFolder = None,
+    mailbox: MailboxPlace = None,
+    by_mailbox: ByMailbox = None,
     allow: Allow = None,
     show: Annotated[bool, typer.Option("--print", help="Write the files and print the commands only.")] = False,
     monitor: Monitor = None,
@@ -85,31 +91,15 @@ def survey(
         if tell != "figures":
             raise UserError("--tell is for sites in one process: real sites say it in their node.toml (tell)")
         settings["partition"] = settings.get("partition", "local")
-        folder = deploy_run(
-            settings,
-            Deploying(
-                out, Where(hosts, address, listen, federation), allow=allow, show=show, monitor=monitor, as_json=as_json
-            ),
+        where = Where(hosts, address, listen, federation, mailbox=mailbox, by_mailbox=by_mailbox)
+        how = Deploying(out, where, allow=allow, show=show, monitor=monitor, as_json=as_json)
+        folder = deploy_run(settings, how)
+    elif show or not {address, listen, mailbox, by_mailbox} <= {None}:
+        raise UserError(
+            "--address, --listen, --mailbox and --print are for sites on other hosts: add --hosts or --federation"
         )
-    elif address is not None or listen is not None or show:
-        raise UserError("--address, --listen and --print are for sites on other hosts: add --hosts or --federation")
     else:
         with standard_output_for(as_json):
             folder = survey_here(settings, out, [each.strip() for each in tell.split(",")])
     if folder is not None:
-        _print(folder, as_json)
-
-
-def _print(folder: Path, as_json: bool) -> None:
-    """Print survey.json as it is, or what the survey found, and the path of its page."""
-    from fewbytes.report.survey_file import NAME, SurveyFile
-    from fewbytes.report.survey_page import PAGE, facts_of, notes_of
-
-    if as_json:
-        print((folder / NAME).read_text("utf-8"))
-        return
-    whole = SurveyFile.read(folder / NAME)
-    printed.print(", ".join(facts_of(whole)), soft_wrap=True, markup=False)
-    for text in (*(each.text for each in whole.findings), *notes_of(whole)):
-        printed.print(text, soft_wrap=True, markup=False)
-    printed.print(f"survey: {folder / PAGE}", soft_wrap=True, markup=False)
+        print_survey(folder, as_json)

@@ -266,8 +266,8 @@ class Method(ABC):
         """A client's own model, to score on its test split, if the method has one."""
         return None
 
-    def has_local_models(self, problem: Problem) -> bool:
-        """Whether `local_model` may return one."""
+    def has_local_models(self, own: bool) -> bool:
+        """Whether `local_model` may return one. `own`: `Problem.own`."""
         return type(self).local_model is not Method.local_model
 
     def goes_back(self, handler: str) -> bool:

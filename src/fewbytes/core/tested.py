@@ -31,6 +31,12 @@ class Figure(NamedTuple):
     high: float
 
 
+def defined(figure: Figure) -> tuple[float | None, float | None, float | None]:
+    """A figure with None in place of NaN."""
+    value, low, high = (None if math.isnan(each) else each for each in figure)
+    return value, low, high
+
+
 @dataclass(frozen=True)
 class Predictions:
     """A model's predictions (n, …) for a test set, as metrics take them, and the truth (n, …), on the CPU."""

@@ -51,7 +51,7 @@ def check_models(method: Method, task: Task) -> None:
             problem.objective.loss(model, F.cross_entropy, torch.zeros(0))  # raises for an unsuitable loss
         check_optimiser(model, getattr(method, "local", None))
         if problem.recalibrate:
-            check_recalibrates(model, method.method_name, method.has_local_models(problem))
+            check_recalibrates(model, method.method_name, method.has_local_models(problem.own))
 
 
 def try_models(task: Task) -> list[str]:

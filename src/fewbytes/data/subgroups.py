@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
-from typing import Literal
+from math import isfinite
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -19,6 +21,33 @@ from fewbytes.data.tables import used_rows
 FEW = 8  # numbers with at most this many values are groups of their own
 PARTS = 4  # else they are cut into this many groups, of about equal size over all sites
 MISSING = "missing"
+
+
+class By(NamedTuple):
+    """A column of subgroups, and the `limits` between groups of its numbers, ascending; none: by the values.
+
+    >>> from fewbytes.data.subgroups import By
+    >>> By.read("age=50,70"), By.read("sex")
+    (By(column='age', limits=(50.0, 70.0)), By(column='sex', limits=()))
+    """
+
+    column: str
+    limits: tuple[float, ...] = ()
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """From `COLUMN` or `COLUMN=50,70`."""
+        column, _, limits = text.rpartition("=")
+        with suppress(ValueError):  # a column may be called so
+            numbers = sorted({float(each) for each in limits.split(",")})
+            if column and all(map(isfinite, numbers)):
+                return cls(column, tuple(numbers))
+        return cls(text)
+
+    def shared(self, values: Sequence[str | float | None]) -> bool:
+        """Whether the groups of a site's values are those of other sites: without limits, many numbers are cut by the
+        values themselves."""
+        return bool(self.limits) or len({each for each in values if isinstance(each, float)}) <= FEW
 
 
 def column_values(
@@ -50,9 +79,9 @@ def _values(table: Table, column: str) -> list[str | float | None]:
     return [None if code < 0 else texts[code] for code in codes]
 
 
-def groups_of(values: Sequence[str | float | None]) -> tuple[list[str], list[str]]:
+def groups_of(values: Sequence[str | float | None], limits: Sequence[float] = ()) -> tuple[list[str], list[str]]:
     """The names of groups in order, and the name of each value's group: texts and a few numbers as they are, other
-    numbers in quarters.
+    numbers between the limits, or in quarters. Texts have no limits.
 
     >>> from fewbytes.data.subgroups import groups_of
     >>> groups_of(["f", "m", None])
@@ -63,11 +92,11 @@ def groups_of(values: Sequence[str | float | None]) -> tuple[list[str], list[str
     texts = sorted({value for value in values if isinstance(value, str)})
     numbers = np.array([value for value in values if isinstance(value, float)])
     different = np.unique(numbers)
-    if texts or len(different) <= FEW:
+    if texts or (len(different) <= FEW and not limits):
         names = [*texts, *(f"{value:g}" for value in different)]
         each = [MISSING if v is None else f"{v:g}" if isinstance(v, float) else v for v in values]
     else:
-        cuts = np.unique(np.quantile(numbers, np.arange(1, PARTS) / PARTS))
+        cuts = np.array(limits) if limits else np.unique(np.quantile(numbers, np.arange(1, PARTS) / PARTS))
         names = [f"up to {cuts[0]:g}", *(f"above {a:g} to {b:g}" for a, b in pairwise(cuts)), f"above {cuts[-1]:g}"]
         each = [MISSING if v is None else names[int(np.searchsorted(cuts, float(v)))] for v in values]
     return [*names, *([MISSING] if MISSING in each else [])], each

@@ -85,7 +85,7 @@ class Figures:
     def take(self, rows: NDArray[np.int64]) -> Figures:
         """The same columns of some rows."""
         columns = {name: column.take(rows) for name, column in self.columns.items()}
-        return Figures(columns, len(rows), self.target, tuple(self.near[i] for i in rows))
+        return Figures(columns, len(rows), self.target, tuple(self.near[i] for i in rows), self.ignored)
 
 
 class Surveyed(Split):
@@ -103,11 +103,18 @@ class Surveyed(Split):
 
 
 class OnTerms(Split):
-    """Test samples, of which figures leave the site by its `terms`. `folder`: of its node's run folders."""
+    """Test samples, of which figures leave the site by its `terms`. `folder`: of its node's run folders; `place`: of
+    the data, with the meaning of a table's columns (`schema`)."""
 
-    def __init__(self, split: Split, terms: SiteTerms) -> None:
+    def __init__(self, split: Split, terms: SiteTerms, place: str = "", schema: Schema | None = None) -> None:
         super().__init__(split.x, split.y, split.rows, split.transform, split.learnt)
         self.terms, self.folder = terms, None if terms.folder is None else Path(terms.folder)
+        self.place, self.schema = place, schema
+
+
+def terms_of(split: Split) -> SiteTerms:
+    """The terms by which figures of samples leave their site."""
+    return split.terms if isinstance(split, OnTerms) else SiteTerms()
 
 
 @dataclass(frozen=True)
@@ -223,7 +230,8 @@ def _column(table: Table, name: str, target: Sequence[str]) -> Column:
             return Column("categories", values, tuple(texts)) if repeated else Column("texts", np.minimum(values, 0))
         return Column("dates" if kind == "dates" else "numbers", table.numbers(name))
     except UserError as error:
-        return Column("unreadable", np.full(len(table), np.nan), why=error.public or "cannot be read")
+        why = (error.public or "").removeprefix("a table's column ").removeprefix(f"{name!r} ")
+        return Column("unreadable", np.full(len(table), np.nan), why=why or "cannot be read")
 
 
 def _near_rows(columns: dict[str, Column], rows: int) -> tuple[bytes, ...]:

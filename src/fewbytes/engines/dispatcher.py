@@ -111,7 +111,8 @@ class Dispatcher:
                     self._look([flight for flight in flights if flight.answer is None][:WINDOW], WINDOW)
                     if time.monotonic() > awaited:
                         awaited = math.inf
-                        self.on_awaited([flight.client for flight in flights if flight.answer is None])
+                        if silent := [flight.client for flight in flights if flight.answer is None]:
+                            self.on_awaited(silent)
                 yield flights.popleft()
         except GeneratorExit:
             self.end(flights)

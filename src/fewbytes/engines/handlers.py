@@ -238,7 +238,7 @@ class Runner:
 
     def save_model(self, client: Id, version: int, t: int, folder: Path, about: dict[str, Any]) -> None:
         """Save a client's own model, if the method has one."""
-        if not self.method.has_local_models(self.task.problem):
+        if not self.method.has_local_models(self.task.problem.own):
             return
         site = Site(self.task, client, t, SAVE, scored=False)
         with untouched():  # this may be the user's own process

@@ -148,7 +148,7 @@ class Scheduler:
         """The metrics of every client's own model on its test split, and on its validation data; empty if the method
         has none."""
         scores, validated = dict[Id, Scores](), dict[Id, Scores]()
-        if not self.method.has_local_models(self.task.problem):
+        if not self.method.has_local_models(self.task.problem.own):
             return scores, validated
         self.step.calls += 1
         data, metrics = self.task.data.clients, self.problem.objective.metrics

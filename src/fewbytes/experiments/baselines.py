@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from fewbytes.base.errors import UserError, listed
+from fewbytes.base.errors import UserError, listed, suggestion
 from fewbytes.core.method import TERMS, Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.task import Task
@@ -15,7 +16,7 @@ from fewbytes.data.joined import joined
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.run_folders import finished
-from fewbytes.experiments.settings import make_method
+from fewbytes.experiments.settings import Experiment, make_method
 from fewbytes.experiments.tasks import Found
 from fewbytes.methods import method_class
 from fewbytes.running.run import Run
@@ -27,7 +28,7 @@ ALONE = "separate"  # the method that sends nothing
 def train_alone(found: Found, rounds: int, out: Path) -> Path:
     """A run in which every site trains alone: the run's local training, as many rounds. Returns its folder, which is
     reused. Raises UserError for a method without local training."""
-    return _trained("training alone", _alone(found), _plain(found.task), found, rounds, out)
+    return _trained("training alone", alone(found.experiment), _plain(found.task), found, rounds, out)
 
 
 def train_pooled(found: Found, rounds: int, out: Path) -> Path:
@@ -37,7 +38,7 @@ def train_pooled(found: Found, rounds: int, out: Path) -> Path:
     pooled = ClientData(joined([each.train for each in clients]), joined([each.test for each in clients]))
     task = _plain(found.task).with_data(FederatedData((pooled,), data.test, data.classes, schema=data.schema))
     _check_same_models(found.task, "pooled data")
-    return _trained("pooled data", _alone(found), task, found, rounds, out)
+    return _trained("pooled data", alone(found.experiment), task, found, rounds, out)
 
 
 def train_without(found: Found, site: str, out: Path) -> Path:
@@ -45,16 +46,22 @@ def train_without(found: Found, site: str, out: Path) -> Path:
     site, and for models that differ between sites."""
     data = found.task.data
     names = [data.name_of(i) for i in range(len(data.clients))]
-    if site not in names:
-        raise UserError(f"--without {site}: there is no such site; there are {listed(names)}")
-    if len(names) == 1 or data.presence is not None:
-        raise UserError("--without needs several sites that take part in all rounds")
+    check_without(site, names, data.presence is not None)
     _check_same_models(found.task, f"--without {site}")
     kept = [i for i, name in enumerate(names) if name != site]
     rest = dataclasses.replace(data, clients=tuple(data.clients[i] for i in kept), names=tuple(names[i] for i in kept))
     task, settings = found.task.with_data(rest), found.experiment.run
     changed = dataclasses.replace(settings, engine="local", resume=False, from_round=None, config=None)
     return _run(f"without {site}", found.experiment.build_method(), task, changed, found, out)
+
+
+def check_without(site: str, names: Sequence[str], joined: bool) -> None:
+    """Raises UserError for a site that is none of a run's, and for a run without several sites, or that some `joined`
+    late."""
+    if site not in names:
+        raise UserError(f"--without {site}: there is no such site{suggestion(site, names)}; there are {listed(names)}")
+    if len(names) == 1 or joined:
+        raise UserError("--without needs several sites that take part in all rounds")
 
 
 def _trained(what: str, method: Method, task: Task, found: Found, rounds: int, out: Path) -> Path:
@@ -74,11 +81,11 @@ def _run(what: str, method: Method, task: Task, settings: Settings, found: Found
     return out
 
 
-def _alone(found: Found) -> Method:
-    """The method that sends nothing, with the local training of the run's method."""
-    parameters = make_method(found.experiment.method, found.experiment.parameters).parameters
+def alone(experiment: Experiment) -> Method:
+    """The method that sends nothing, with the local training of the run's method. Raises UserError for one without."""
+    parameters = make_method(experiment.method, experiment.parameters).parameters
     if "epochs" not in parameters:
-        raise UserError(f"{found.experiment.method} has no local training that a site could do alone")
+        raise UserError(f"{experiment.method} has no local training that a site could do alone")
     known = method_class(ALONE).defaults()
     return make_method(ALONE, {key: parameters[key] for key in TERMS if key in parameters and key in known})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +18,12 @@ from fewbytes.base.named import only_allowed
 from fewbytes.core.intervals import LEVEL
 from fewbytes.core.objective import Objective
 from fewbytes.core.objectives import objective_for
-from fewbytes.core.tested import Figure, Predictions, Scored, difference
+from fewbytes.core.tested import Figure, Predictions, Scored, defined, difference
 from fewbytes.data import client_folders
 from fewbytes.data.joined import joined
 from fewbytes.data.schema import Schema
 from fewbytes.data.split import Split
-from fewbytes.data.subgroups import column_values, groups_of
+from fewbytes.data.subgroups import By, column_values, groups_of
 from fewbytes.experiments.baselines import train_alone, train_pooled, train_without
 from fewbytes.experiments.groups import DataSettings, ModelSettings
 from fewbytes.experiments.loading import Reader, site_names
@@ -50,7 +49,8 @@ ALL = ""  # the site of a shared model
 @dataclass(frozen=True)
 class Evaluating:
     """What to evaluate besides the runs' models at their sites. `alone`, `pooled`, `without`: train these to compare
-    with. `sites`: the place of further sites' data. `by`: a column of tables. `metrics`: in place of the run's.
+    with. `sites`: the place of further sites' data. `by`: a column of tables, as `By` reads it. `metrics`: in place of
+    the run's.
     `crossed`: whether sites' own models are tested at other sites, too."""
 
     alone: bool = False
@@ -269,7 +269,8 @@ def _values(
         return []
     if schema is None:
         raise UserError(f"--by {by}: subgroups are of tables, and {place} is none: leave --by out")
-    return [value for half, split in splits for value in column_values(place, schema, by, half, split)]
+    column = By.read(by).column
+    return [value for half, split in splits for value in column_values(place, schema, column, half, split)]
 
 
 # Figures --------------------------------------------------------------------------------------------------------------
@@ -315,8 +316,8 @@ def _evaluated(
         models=[family.about for family in families],
         cells=cells,
         gains=list(_gains(sites, families, scored, metrics[0].higher)),
-        by=how.by,
-        groups=list(_groups(learnt, sites, families, found)) if how.by is not None else [],
+        by=None if how.by is None else By.read(how.by).column,
+        groups=[] if how.by is None else list(_groups(learnt, sites, families, found, By.read(how.by).limits)),
         classes=list(learnt.classes),
     )
 
@@ -347,12 +348,16 @@ def _gains(
 
 
 def _groups(
-    learnt: Learnt, sites: Sequence[Site], families: Sequence[Family], found: dict[tuple[str, str, str], Predictions]
+    learnt: Learnt,
+    sites: Sequence[Site],
+    families: Sequence[Family],
+    found: dict[tuple[str, str, str], Predictions],
+    limits: Sequence[float],
 ) -> Iterator[Group]:
     """Each site's own or shared model on each subgroup: at every site, and over the samples of all sites at which all
     have one together."""
     metric, compared = learnt.objective.metrics[0], [each for each in families if each.about["kind"] in COMPARED]
-    order, names = groups_of([value for site in sites for value in site.values])
+    order, names = groups_of([value for site in sites for value in site.values], limits)
     at, groups = 0, dict[str, list[str]]()
     for site in sites:
         groups[site.name], at = names[at : at + len(site.data)], at + len(site.data)
@@ -375,5 +380,5 @@ def _groups(
 
 
 def _numbers(figure: Figure) -> Numbers:
-    value, low, high = (None if math.isnan(each) else each for each in figure)
+    value, low, high = defined(figure)
     return Numbers(value=value, low=low, high=high)

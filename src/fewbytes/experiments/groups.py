@@ -21,6 +21,7 @@ from fewbytes.models.normalisation import Normalisation
 from fewbytes.running.settings import Settings
 
 Table = Annotated[dict[str, Any], Text("a table", json.loads, json.dumps)]
+Shape = Annotated[Sequence[int], whole_numbers("x", "a shape, like 3x32x32")]
 Labels = Annotated[list[str], Text("a list", json.loads, json.dumps)]  # entries may have commas
 
 
@@ -153,6 +154,12 @@ class DataSettings(Group):
     class_names: Labels | None = setting(
         None,
         "With partition local: the classes in label order (default: those of the server's dataset).",
+        option=None,
+        brief=True,
+    )
+    sample_shape: Shape | None = setting(
+        None,
+        "With partition local: the shape of samples, for a server without data (default: that of its dataset's).",
         option=None,
         brief=True,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from fewbytes.base.errors import UserError, of_data
 from fewbytes.base.language import read_tokenizer, tokenizer_digest
@@ -36,7 +37,7 @@ from fewbytes.data.datasets import HOST, Splitting, load_dataset
 from fewbytes.data.natural import words
 from fewbytes.data.schema import USUAL_MARKS
 from fewbytes.data.settings import FOLDERS, USED_BY
-from fewbytes.data.split import ungrouped
+from fewbytes.data.split import Split, ungrouped
 from fewbytes.data.table_files import table_suffix
 from fewbytes.data.tables import empty_table
 from fewbytes.experiments.groups import DECLARED, DataSettings, ModelSettings
@@ -195,6 +196,8 @@ class Reader:
         """The server's own dataset, of which only the test samples are used; empty if a survey took its place."""
         if self.settings.schema is not None and self.settings.dataset == DECLARED["dataset"].default:
             return empty_table(schema_of_settings(self.settings), self.settings.class_names or ())
+        if self.settings.schema is None and self.settings.sample_shape is not None:
+            return no_samples(self.settings.sample_shape, self.settings.class_names or ())
         try:
             return _in_one_group(self.part(self.dataset(self.settings.dataset, only_test=True)))
         except UserError as error:
@@ -242,6 +245,12 @@ class Reader:
         if self._tokenizer is None:
             self._tokenizer = read_tokenizer(place)
         return self._tokenizer
+
+
+def no_samples(shape: Sequence[int], classes: Sequence[str]) -> Dataset:
+    """A dataset without samples, for a server without data. `shape`: of a sample."""
+    nothing = Split(torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64))
+    return Dataset("no data", nothing, nothing, tuple(classes))
 
 
 def schema_of_settings(how: DataSettings) -> Schema:

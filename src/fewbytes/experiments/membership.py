@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from fewbytes.base.errors import FewbytesError
+from fewbytes.base.errors import FewbytesError, UserError, listed, suggestion
 from fewbytes.base.files import replacing
 from fewbytes.federation.members import FILE, Federation, read
 from fewbytes.flower.certificates import write_file
@@ -14,9 +15,15 @@ from fewbytes.flower.processes import Processes
 JOINED = "joined.json"  # in the deployment's folder: the member that took each newcomer's place ("": nobody yet)
 
 
-def places_for(federation: Federation, newcomers: int) -> list[str]:
-    """The names of a run's clients: the members, then places for those that join later."""
-    return [*(member.name for member in federation.members), *(f"newcomer-{i + 1}" for i in range(newcomers))]
+def places_for(federation: Federation, newcomers: int, some: Sequence[str] | None = None) -> list[str]:
+    """The names of a run's clients: the members, or `some` of them, then places for those that join later. Raises
+    UserError for a name that is no member's."""
+    names = [member.name for member in federation.members]
+    if unknown := [name for name in some or () if name not in names]:
+        raise UserError(
+            f"{unknown[0]} is no member of the federation{suggestion(unknown[0], names)}; there are {listed(names)}"
+        )
+    return [*(names if some is None else some), *(f"newcomer-{i + 1}" for i in range(newcomers))]
 
 
 def named_in(text: str) -> list[str]:

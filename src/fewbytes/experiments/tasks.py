@@ -17,8 +17,8 @@ from fewbytes.core.problem import Id
 from fewbytes.core.task import Task
 from fewbytes.data import AUGMENTATIONS, FederatedData, hold_out, with_transforms
 from fewbytes.data.surveyed import OnTerms, SiteTerms
-from fewbytes.experiments.groups import DECLARED, LearningSettings, ModelSettings
-from fewbytes.experiments.loading import TOKENIZER, Loaded, load
+from fewbytes.experiments.groups import DECLARED, DataSettings, LearningSettings, ModelSettings
+from fewbytes.experiments.loading import TOKENIZER, Loaded, load, place_of_client
 from fewbytes.experiments.settings import Experiment
 from fewbytes.experiments.surveying import TermsOf, survey_task
 from fewbytes.models.adapters import Adapters
@@ -108,15 +108,16 @@ def find(experiment: Experiment, here: Sequence[Id] | None = None, terms: TermsO
     method = experiment.build_method()
     task = method.promising(task, experiment.run.dp, method.planned_rounds(experiment.run.rounds))
     if method.promises.evaluates and terms is not None:
-        task = _on_terms(task, here or (), terms)
+        task = _on_terms(task, loaded.data, here or (), terms)
     return Found(experiment, task, loaded.notes)
 
 
-def _on_terms(task: Task, here: Sequence[Id], terms: TermsOf) -> Task:
+def _on_terms(task: Task, how: DataSettings, here: Sequence[Id], terms: TermsOf) -> Task:
     """The task with the sites' terms, by which figures about their test samples leave."""
     clients = list(task.data.clients)
     for i in here:
-        clients[i] = dataclasses.replace(clients[i], test=OnTerms(clients[i].test, terms(i)))
+        test = OnTerms(clients[i].test, terms(i), place_of_client(how, i, len(clients), True), task.data.schema)
+        clients[i] = dataclasses.replace(clients[i], test=test)
     return dataclasses.replace(task, data=dataclasses.replace(task.data, clients=tuple(clients)))
 
 

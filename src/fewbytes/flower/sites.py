@@ -120,7 +120,7 @@ class GridSites(Sites):
 
     def save_models(self, folder: Path, about: dict[str, Any], t: int) -> None:
         """Have the nodes save the models in their own folders."""
-        if self._terms.method.has_local_models(self._terms.task.problem):
+        if self._terms.method.has_local_models(self._terms.task.problem.own):
             for _ in self._dispatcher.ask(SAVE, self._roster.ever(), t, frame=msgspec.json.encode(about)):
                 pass
 

@@ -123,8 +123,8 @@ class FedAvg(Method):
     def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module | None:
         return whole_model(state, problem)
 
-    def has_local_models(self, problem: Problem) -> bool:
-        return problem.own
+    def has_local_models(self, own: bool) -> bool:
+        return own
 
     def local_model(self, state: Own | None, site: Site) -> nn.Module | None:
         return own_model(state, site) if state is not None and site.problem.own else None

@@ -33,7 +33,7 @@ class Adapters:
     @property
     def own(self) -> bool:
         """Whether every client keeps some of the trained entries, which are never sent."""
-        return self.lora.variant == "send=A"
+        return self.lora.own
 
     def added(self, model: nn.Module, head: bool) -> nn.Module:
         """Add adapters to `model` in place (A from torch's generator, B zero), freeze the rest, and return it. With
@@ -85,7 +85,7 @@ class Adapters:
                 add_core(layer, key)
             elif self.lora.variant == "train=B":
                 layer.lora_A[key].requires_grad_(False)
-            elif self.lora.variant == "send=A":
+            elif self.lora.own:
                 mark_own(layer.lora_B[key])
 
 

@@ -26,6 +26,11 @@ class Lora:
     targets: tuple[str, ...] = ()
     variant: str = ""
 
+    @property
+    def own(self) -> bool:
+        """Whether clients keep one of the matrices."""
+        return self.variant == "send=A"
+
     @classmethod
     def read(cls, text: str) -> Self:
         """From `rank=8,alpha=16,targets=q_proj+v_proj,core=xs`. Raises UserError."""

@@ -9,20 +9,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fewbytes.base.errors import listed
 from fewbytes.base.files import replacing
 from fewbytes.core.intervals import LEVEL, bounds
+from fewbytes.data.subgroups import By
 from fewbytes.methods.evaluation.evaluation import Asked, Better, Gathered, MetricFigure, Question, Tested
 from fewbytes.methods.evaluation.evaluation import Evaluation as Method
-from fewbytes.report.evaluation import FILE
+from fewbytes.methods.evaluation.subgroups import REASONS, Subgroup
+from fewbytes.report.evaluation import COMPARED, FILE
 from fewbytes.report.evaluation_page import write_evaluation
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.left_out import left_out
 from fewbytes.report.pieces import cut
-from fewbytes.report.records import Cell, EvaluatedSite, Evaluation, Figure, Gain, Models
+from fewbytes.report.records import Cell, EvaluatedSite, Evaluation, Figure, Gain, Group, Models
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack_state
-
-ALONE = "training alone"
 
 
 def write_evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Path:
@@ -67,13 +68,21 @@ def evaluation_of_sites(run: RunFolder, names: Sequence[str] = ()) -> Evaluation
         ],
         gains=[
             gain
-            for number, each in enumerate(question.models)
-            for gain in _gains(each.name, sites, state.better.get(str(number), {}))
+            for i, j in question.pairs()
+            for gain in _gains(
+                question.models[i].name, question.models[j].name, sites, state.better.get(f"{i} {j}", {})
+            )
         ],
-        by=None,
-        groups=[],
+        by=By.read(question.by).column if question.by else None,
+        groups=[
+            Group(group=group.name, models=each.name, site=name, samples=group.samples, score=_figure(group))
+            for number, each in enumerate(question.models)
+            for client, name in sites.items()
+            if each.kind in COMPARED and (tested := found.get(str(number), {}).get(client)) is not None
+            for group in tested.groups
+        ],
         classes=run.partition["classes"] if run.partition is not None else [],
-        unreported=list(_unreported(run, called, found)),
+        unreported=[*_unreported(run, called, found), *_ungrouped(sites, reported, question.by)],
     )
 
 
@@ -88,14 +97,22 @@ def _unreported(run: RunFolder, called: Mapping[int, str], found: Mapping[str, M
             yield f"{name} has no figures: {reasons.get(client, 'it did not answer')}."
 
 
-def _gains(models: str, sites: Mapping[int, str], better: Mapping[int, Better]) -> Iterator[Gain]:
-    """Gains over training alone at each site, and in the mean over them."""
+def _ungrouped(sites: Mapping[int, str], reported: Mapping[int, Tested], by: str) -> Iterator[str]:
+    """Why sites have no subgroups."""
+    column = By.read(by).column
+    for why, reason in REASONS.items():
+        if names := [name for client, name in sites.items() if reported[client].ungrouped == why]:
+            yield f"No subgroups by {column!r} of {listed(names)}: {reason.format(column=column)}."
+
+
+def _gains(models: str, over: str, sites: Mapping[int, str], better: Mapping[int, Better]) -> Iterator[Gain]:
+    """Gains over other models at each site, and in the mean over them."""
     draws = {client: _draws(each) for client, each in better.items() if client in sites and each.value is not None}
     values = {client: better[client].value or 0.0 for client in draws}
     for client, value in values.items():
-        yield Gain(models=models, over=ALONE, site=sites[client], gain=_gain([value], [draws[client]]))
+        yield Gain(models=models, over=over, site=sites[client], gain=_gain([value], [draws[client]]))
     if values:
-        yield Gain(models=models, over=ALONE, site=None, gain=_gain([*values.values()], [*draws.values()]))
+        yield Gain(models=models, over=over, site=None, gain=_gain([*values.values()], [*draws.values()]))
 
 
 def _draws(better: Better) -> NDArray[np.float64]:
@@ -118,5 +135,5 @@ def _cell(asked: Asked, site: str, tested: Tested) -> Cell:
     return cell | {"calibration": curve} if curve else cell
 
 
-def _figure(reported: MetricFigure) -> Figure:
+def _figure(reported: MetricFigure | Subgroup) -> Figure:
     return Figure(value=reported.value, low=reported.low, high=reported.high)

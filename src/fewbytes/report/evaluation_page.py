@@ -14,7 +14,7 @@ from fewbytes.report import pieces
 from fewbytes.report.charts import round_axis, score_axis
 from fewbytes.report.document import document
 from fewbytes.report.evaluation import COMPARED, PAGE, cell_at, figure_at, in_percent, main_metric
-from fewbytes.report.evaluation_tables import MEAN, SiteRow, explained, group_rows, site_rows
+from fewbytes.report.evaluation_tables import MEAN, SiteRow, explained, group_rows, pools_groups, site_rows
 from fewbytes.report.evaluation_words import verdicts
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
@@ -129,6 +129,7 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
         site_names=list(enumerate(site["name"] for site in evaluation["sites"])),
         by=evaluation["by"],
         groups=group_rows(evaluation),
+        pooled_groups=pools_groups(evaluation),
         confusions=list(_confusions(evaluation)),
         classes=evaluation["classes"],
     )

@@ -72,15 +72,21 @@ def site_rows(evaluation: Evaluation, metric: str) -> list[SiteRow]:
 
 
 def group_rows(evaluation: Evaluation) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Subgroups over all sites: name, number of samples, figures by column."""
-    metric, rows = main_metric(evaluation), []
+    """Subgroups over all sites, or at each if their data are elsewhere: name, number of samples, figures by column."""
+    metric, rows, apart = main_metric(evaluation), [], not pools_groups(evaluation)
     names = [each["name"] for each in evaluation["models"] if each["kind"] in COMPARED]
-    found = [each for each in evaluation["groups"] if each["site"] is None]
-    for group in dict.fromkeys(each["group"] for each in found):
-        of = {each["models"]: each for each in found if each["group"] == group}
+    found = [each for each in evaluation["groups"] if apart or each["site"] is None]
+    for group, site in dict.fromkeys((each["group"], each["site"]) for each in found):
+        of = {each["models"]: each for each in found if (each["group"], each["site"]) == (group, site)}
         cells = [written_figure(evaluation, metric, of[name]["score"] if name in of else None) for name in names]
-        rows.append((group, f"{max(each['samples'] for each in of.values()):,}", cells))
+        name = f"{group} at {site}" if apart else group
+        rows.append((name, f"{max(each['samples'] for each in of.values()):,}", cells))
     return rows
+
+
+def pools_groups(evaluation: Evaluation) -> bool:
+    """Whether subgroups are of all sites' samples together, which needs their data."""
+    return any(each["site"] is None for each in evaluation["groups"])
 
 
 def group_table(evaluation: Evaluation) -> Table | None:
@@ -89,7 +95,8 @@ def group_table(evaluation: Evaluation) -> Table | None:
     if not rows:
         return None
     names = [each["name"] for each in evaluation["models"] if each["kind"] in COMPARED]
-    caption = f"subgroups of all sites' test samples, by {main_metric(evaluation)}"
+    whose = "all sites' test samples" if pools_groups(evaluation) else "each site's own test samples"
+    caption = f"subgroups of {whose}, by {main_metric(evaluation)}"
     table = figures_table(caption, [str(evaluation["by"])], ["samples", *names])
     for name, samples, cells in rows:
         table.add_row(name, samples, *(f"{value} ({ends})" if ends else value for value, ends in cells))

@@ -15,16 +15,16 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     kinds = {each["name"]: each["kind"] for each in evaluation["models"]}
     means = [gain for gain in evaluation["gains"] if gain["site"] is None and gain["gain"]["value"] is not None]
     sentences = []
-    remedy = "evaluate --alone trains them; a comparison needs the method separate"
-    if "unreported" in evaluation:  # the data are elsewhere
-        remedy = "add a run of the method separate"
     gains = {kind: [g for g in means if kinds[g["models"]] == kind and kinds[g["over"]] == "alone"] for kind in WITH}
     for kind, of_kind in gains.items():
         if of_kind:
             best = max(of_kind, key=lambda gain: gain["gain"]["value"] or 0.0)
             sentences.append(_verdict(evaluation, best, len(of_kind), WITH[kind] if all(gains.values()) else ""))
     if not sentences and evaluation["runs"] and any(site["trained"] for site in evaluation["sites"]):
-        sentences.append(f"Whether federating helps is not known: no model here was trained alone ({remedy}).")
+        sentences.append(
+            "Whether federating helps is not known: no model here was trained alone (evaluate --alone trains them; a "
+            "comparison needs the method separate)."
+        )
     for gain in means:
         if kinds[gain["over"]] == "without":
             sentences.append(_contribution(evaluation, gain))

@@ -122,7 +122,9 @@ def survey_of(folder: Path, names: Sequence[str] = ()) -> SurveyFile:
     whole.small = [each.name for each in whole.sites if each.tells == "figures" and each.samples is None]
     if any(each.columns for each in whole.sites):
         there = {name for each in whole.sites for name in each.columns}
-        whole.unknown = [name for key in ("target", "columns") for name in result.get(key) or () if name not in there]
+        there |= {name for reported in state.reported.values() for name in reported.ignored}
+        asked = [name for key in ("target", "columns", "leave_out") for name in result.get(key) or ()]
+        whole.unknown = [name for name in asked if name not in there]
     whole.pooled = pooled_columns([*(each.columns for each in counted), *(each.columns for each in hidden)])
     whole.quantiles = {name: read for name, of in whole.pooled.items() if (read := quantiles(of))}
     reported = {each.name: each.columns for each in whole.sites if each.columns}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fewbytes.base.errors import suggestion
 from fewbytes.base.files import write_text
 from fewbytes.methods.survey.figures import MEASURED, ColumnFigures, merged
 from fewbytes.report import pieces
@@ -137,8 +138,9 @@ def notes_of(whole: SurveyFile) -> Iterator[str]:
         )
     if whole.small:
         yield f"{', '.join(whole.small)} have too few samples (min-count), and are in no figure here."
-    if whole.unknown:
-        yield f"No site reported a column {', '.join(map(repr, whole.unknown))}."
+    for name in whole.unknown:
+        guess = suggestion(name, whole.pooled)
+        yield f"No site has a column {name!r}{guess}: correct --target, --columns or --leave-out, and survey again."
     if whole.absent:
         yield f"{', '.join(whole.absent)} did not answer."
 

@@ -76,7 +76,7 @@ def _save(loop: Loop, engine: Engine, folder: Path, about: dict[str, Any], name:
     for each, model in loop.method.server_models(loop.state, loop.task.problem).items():
         file = name if each == "global" else each if name == "global" else f"{name}-{each}"
         save_model(model, folder / f"{file}.safetensors", about)
-    if loop.method.has_local_models(loop.task.problem):
+    if loop.method.has_local_models(loop.task.problem.own):
         mine = folder if name == "global" else folder / name
         engine.sites.save_models(mine, about, engine.step.t)
 

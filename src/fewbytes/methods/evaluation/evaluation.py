@@ -2,18 +2,19 @@
 
 The server sends one model after the other. A site replies with each metric and its interval, computed at the site,
 and, if its `tell` is `figures` or `labels`, with the confusion matrix and the calibration curve. Models of its own,
-which it has kept of a run, are tested without being sent. Where these were trained alone, the site also compares the
-shared model with its own, sample by sample. A site whose `tell` is `nothing`, or with fewer test samples than its
-`min-count`, reports no figure.
+which it has kept of a run, are tested without being sent. It compares models with those of training alone, and with
+the shared model of a run without one site, sample by sample. If its `tell` is `figures`, it also reports on subgroups
+of its samples. A site whose `tell` is `nothing`, or with fewer test samples than its `min-count`, reports no figure.
 
 Bytes per client and model, before lossless coding: 4 D down, where D counts the model's values; about 30 up for each
-metric, and 8 for each pair of classes. A comparison takes 4 D down and 8,000 up.
+metric and each subgroup, and 8 for each pair of classes. A comparison takes 4 D down for each model that is sent, and
+8,000 up.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -30,34 +31,51 @@ from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
-from fewbytes.core.tested import Figure, Predictions, Scored
-from fewbytes.data.surveyed import OnTerms, SiteTerms
+from fewbytes.core.tested import Predictions, Scored, defined
+from fewbytes.data.surveyed import OnTerms, terms_of
+from fewbytes.methods.evaluation.subgroups import Subgroup, check_subgroups, subgroups_at
 from fewbytes.methods.parts.averaging import Model
 from fewbytes.models.files import read_model
 from fewbytes.wire import payload
 from fewbytes.wire.dense import Dense
 
-Kind = Literal["shared", "own", "alone"]
+Kind = Literal["shared", "own", "alone", "without"]
 
 
 class Asked(msgspec.Struct):
-    """Models to test: their name, the label of their run, and the file of the shared one on the server. Without a file,
-    each site's own of the run in the folder `kept`, which the sites have kept; `alone`: from training without
-    others."""
+    """Models to test: their name, the label of their run, that run's folder on the server, and the file of the shared
+    one in it. Without a file, each site's own of the run, which the sites have kept. `kind`: `alone` are from training
+    without others, `without` from the run without a site."""
 
     name: str
     run: str
+    folder: str = ""
     file: str = ""
-    kept: str = ""
     kind: Kind = "shared"
+
+    @property
+    def kept(self) -> str:
+        """The name of the run of which sites have kept their own models; empty for a model that is sent."""
+        return "" if self.file else Path(self.folder).name
 
 
 class Question(msgspec.Struct):
-    """What is asked: models, the names of the runs they are of, and of the sites that took part in the training."""
+    """What is asked: models, the names of the runs they are of, the names of the sites that took part in the training,
+    and the column of subgroups, as `By` reads it."""
 
     models: list[Asked] = []
     runs: list[str] = []
     trained: list[str] = []
+    by: str = ""
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """The places of models to compare: models of federated training over those of training alone, and the shared
+        model over that of its run without a site."""
+        for i, each in enumerate(self.models):
+            for j, other in enumerate(self.models):
+                over_alone = each.kind in ("shared", "own") and other.kind == "alone"
+                if over_alone or (each.kind == "shared" and other.kind == "without" and each.run == other.run):
+                    yield i, j
 
 
 @payload
@@ -73,8 +91,8 @@ class MetricFigure:
 @payload
 class Tested:
     """What a site reports of a model: its number of test samples (None: not reported), each metric, samples by true and
-    predicted class (empty: not reported), and the calibration curve: predicted, observed and number of samples by
-    bin."""
+    predicted class (empty: not reported), the calibration curve: predicted, observed and number of samples by bin; and
+    subgroups by the main metric, or why there are none (one of `subgroups.REASONS`)."""
 
     samples: int | None
     figures: list[MetricFigure]
@@ -82,6 +100,8 @@ class Tested:
     predicted: list[float]
     observed: list[float]
     counts: list[int]
+    groups: list[Subgroup]
+    ungrouped: str
 
 
 @payload
@@ -92,16 +112,18 @@ class Own:
 
 
 @payload
-class Versus(Own):
-    """The same, and the shared model that is compared with the site's own."""
+class Pair:
+    """Server to client: two models to compare, each the site's own of a run, or, without the run's name, the next of
+    those that are sent."""
 
-    theta: Dense
+    runs: list[str]
+    sent: list[Dense]
 
 
 @payload
 class Better:
-    """How much better the shared model is than the site's own, by the main metric (None: not reported), and the same of
-    each resample, 0 for those that are `undefined` (their places)."""
+    """How much better the first model of a pair is than the second, by the main metric (None: not reported), and the
+    same of each resample, 0 for those that are `undefined` (their places)."""
 
     value: float | None
     draws: torch.Tensor  # float64 (RESAMPLES,); empty: not reported
@@ -110,8 +132,8 @@ class Better:
 
 @dataclass
 class Gathered:
-    """The server's state: by the models' place in the question and the client, what the site reported, and how much
-    better the models are than those trained alone."""
+    """The server's state: by the models' place in the question and the client, what the site reported; by two places,
+    `0 1`, and the client, how much better the first models are than the second."""
 
     found: dict[str, dict[int, Tested]] = field(default_factory=dict)
     better: dict[str, dict[int, Better]] = field(default_factory=dict)
@@ -145,18 +167,19 @@ class Evaluation(Method):
         def check(client: Id, tested: Tested) -> None:
             check_tested(tested, names)
 
-        alone = next((each for each in self.asked.models if each.kind == "alone"), None)
-        for number, each in enumerate(self.asked.models):
-            if not each.file:
-                own = net.call(self.test_own, to=net.clients, send=Own(each.kept), check=check)
-                state.found[str(number)] = dict(own)
-                continue
-            theta = Dense(read_theta(each, net.problem))
-            replies = net.call(self.test, to=net.clients, send=Model(theta), check=check)
+        models = self.asked.models
+        for number, each in enumerate(models):
+            if each.file:
+                sent = Model(Dense(read_theta(each, net.problem)))
+                replies = net.call(self.test, to=net.clients, send=sent, check=check)
+            else:
+                replies = net.call(self.test_own, to=net.clients, send=Own(each.kept), check=check)
             state.found[str(number)] = dict(replies)
-            if alone is not None:
-                gains = net.call(self.compare, to=net.clients, send=Versus(alone.kept, theta), check=check_better)
-                state.better[str(number)] = dict(gains)
+        for i, j in self.asked.pairs():
+            both = models[i], models[j]
+            thetas = [Dense(read_theta(each, net.problem)) for each in both if each.file]
+            pair = Pair([each.kept for each in both], thetas)
+            state.better[f"{i} {j}"] = dict(net.call(self.compare, to=net.clients, send=pair, check=check_better))
 
     def test(self, state: None, message: Model, site: Site) -> Tested:
         """What the site reports of a model."""
@@ -167,48 +190,45 @@ class Evaluation(Method):
         model = kept_model(site, message.run) if _reports(site) else None
         return _nothing() if model is None else self._tested(site, model)
 
-    def compare(self, state: None, message: Versus, site: Site) -> Better:
-        """How much better a model is than the site's own of a run, on the same samples."""
-        own = kept_model(site, message.run) if _reports(site) else None
-        if own is None:
+    def compare(self, state: None, message: Pair, site: Site) -> Better:
+        """How much better the first of two models is than the second, on the same samples."""
+        metric, found, sent = site.problem.objective.metrics[0], list[Scored](), iter(message.sent)
+        for run in message.runs if _reports(site) else ():
+            theta = None if run else next(sent, None)
+            model = kept_model(site, run) if theta is None else site.model(theta.dense())
+            if model is not None:
+                found.append(Scored.of(metric, _predictions(site, model), site.problem.seed + site.me))
+        if len(found) != 2:
             return Better(None, torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
-        metric = site.problem.objective.metrics[0]
-        one, other = (
-            Scored.of(metric, _predictions(site, model), site.problem.seed + site.me)
-            for model in (site.model(message.theta.dense()), own)
-        )
+        one, other = found
         sign = 1 if metric.higher else -1
         draws, value = torch.from_numpy(sign * (one.draws - other.draws)), sign * (one.value - other.value)
         undefined = draws.isnan().nonzero()[:, 0]
         return Better(None if value != value else value, draws.nan_to_num(nan=0.0), undefined)
 
     def _tested(self, site: Site, model: nn.Module) -> Tested:
-        terms, problem, samples = terms_at(site), site.problem, len(site.test)
+        terms, problem, samples = terms_of(site.test), site.problem, len(site.test)
         found, nothing = _predictions(site, model), torch.zeros(0, 0, dtype=torch.int64)
         figures = [
             MetricFigure(metric.name, *defined(Scored.of(metric, found, problem.seed + site.me).figure))
             for metric in problem.objective.metrics
         ]
+        groups, why = subgroups_at(site, found, self.asked.by)
         if site.test.learns != "classes" or terms.tell == "sizes":
-            return Tested(samples, figures, nothing, [], [], [])
+            return Tested(samples, figures, nothing, [], [], [], groups, why)
         matrix = torch.tensor(found.confusion(), dtype=torch.int64)
         matrix[matrix.sum(1) < terms.min_count] = 0
         predicted, observed, counts = zip(*found.calibration(positive_of(problem), terms.min_count), strict=True)
-        return Tested(samples, figures, matrix, list(predicted), list(observed), list(counts))
-
-
-def terms_at(site: Site) -> SiteTerms:
-    """The terms by which figures leave the site."""
-    return site.test.terms if isinstance(site.test, OnTerms) else SiteTerms()
+        return Tested(samples, figures, matrix, list(predicted), list(observed), list(counts), groups, why)
 
 
 def _reports(site: Site) -> bool:
     """Whether the site reports any figures."""
-    return terms_at(site).tell != "nothing" and len(site.test) >= max(1, terms_at(site).min_count)
+    return terms_of(site.test).tell != "nothing" and len(site.test) >= max(1, terms_of(site.test).min_count)
 
 
 def _nothing() -> Tested:
-    return Tested(None, [], torch.zeros(0, 0, dtype=torch.int64), [], [], [])
+    return Tested(None, [], torch.zeros(0, 0, dtype=torch.int64), [], [], [], [], "")
 
 
 def _predictions(site: Site, model: nn.Module) -> Predictions:
@@ -240,19 +260,14 @@ def positive_of(problem: Problem) -> int | None:
     return list(problem.classes).index(name) if name in problem.classes else None
 
 
-def defined(figure: Figure) -> tuple[float | None, float | None, float | None]:
-    """A figure with None in place of NaN."""
-    value, low, high = (None if each != each else each for each in figure)
-    return value, low, high
-
-
 def read_theta(asked: Asked, problem: Problem) -> State:
     """The entries of a model's file. Raises UserError for a file of another model than the problem's."""
-    model, about = read_model(Path(asked.file))
+    path = Path(asked.folder) / asked.file
+    model, about = read_model(path)
     theta, first = state_of(model), problem.first_state()
     if "recipe" in about or {k: v.shape for k, v in theta.items()} != {k: v.shape for k, v in first.items()}:
         raise UserError(
-            f"{asked.file} is not the model that the sites build: evaluate it alone, or at a site "
+            f"{path} is not the model that the sites build: evaluate it alone, or at a site "
             "(fewbytes evaluate FILE --sites FOLDER)"
         )
     return theta
@@ -264,5 +279,6 @@ def check_tested(tested: Tested, metrics: Sequence[str]) -> None:
     sound = [each.name for each in tested.figures] == (list(metrics) if tested.samples is not None else [])
     sound &= n >= 0 and len(shape) == 2 and shape[0] == shape[1] and int(tested.confusion.sum()) <= n
     sound &= len(tested.predicted) == len(tested.observed) == len(tested.counts) and sum(tested.counts) <= n
+    sound &= check_subgroups(tested.groups, tested.ungrouped, n)
     if not sound or bool((tested.confusion < 0).any()) or min(tested.counts, default=0) < 0:
         raise MethodError("its figures of a model do not add up")

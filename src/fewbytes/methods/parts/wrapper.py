@@ -10,7 +10,6 @@ from torch import nn
 from fewbytes.base.state import State
 from fewbytes.core.method import Asked, Method
 from fewbytes.core.objective import Objective
-from fewbytes.core.problem import Problem
 from fewbytes.core.promises import Promises
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -81,8 +80,8 @@ class Wrapper(Method):
     def local_model(self, state: Any, site: Site) -> nn.Module | None:
         return self.inner.local_model(state, site)
 
-    def has_local_models(self, problem: Problem) -> bool:
-        return self.inner.has_local_models(problem)
+    def has_local_models(self, own: bool) -> bool:
+        return self.inner.has_local_models(own)
 
     def goes_back(self, handler: str) -> bool:
         return self.inner.goes_back(handler)

@@ -66,7 +66,7 @@ class ToldColumn:
 class Reported:
     """What a site reports: its number of samples (None: not reported), the names of the columns to learn, all columns,
     and the edges and counts of their cells, column after column. `near`: digests of its samples, ascending, without
-    repeats; empty if it takes no part in that."""
+    repeats; empty if it takes no part in that. `ignored`: columns that are left out, as asked."""
 
     tells: str
     samples: int | None
@@ -75,6 +75,7 @@ class Reported:
     edges: torch.Tensor  # float64
     counts: torch.Tensor  # int64
     near: bytes
+    ignored: list[str]
 
     @classmethod
     def of(
@@ -84,6 +85,7 @@ class Reported:
         target: Sequence[str],
         columns: Mapping[str, ColumnFigures],
         near: bytes = b"",
+        ignored: Sequence[str] = (),
     ) -> Reported:
         """From figures by column."""
         reported = [
@@ -97,7 +99,7 @@ class Reported:
         counts = [count for f in columns.values() for count in f.counts]
         return cls(
             tells, samples, list(target), reported, torch.tensor(edges, dtype=torch.float64),
-            torch.tensor(counts, dtype=torch.int64), near,
+            torch.tensor(counts, dtype=torch.int64), near, list(ignored),
         )  # fmt: skip
 
     def figures(self) -> dict[str, ColumnFigures]:
@@ -228,7 +230,9 @@ class Survey(Method):
         else:
             columns = {name: describe(column, least) for name, column in described.items()}
         near = self.digests(about, terms.salt) if self.duplicates and terms.salt and samples else b""
-        return Reported.of(terms.tell, samples, [name for name in about.target if name in columns], columns, near)
+        target = [name for name in about.target if name in columns]
+        ignored = about.ignored if samples and terms.tell == "figures" else ()
+        return Reported.of(terms.tell, samples, target, columns, near, ignored)
 
     def digests(self, about: Figures, salt: str) -> bytes:
         """Salted digests of the samples, ascending, without repeats."""
