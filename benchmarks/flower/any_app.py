@@ -33,8 +33,8 @@ VARIANTS: dict[str, tuple[str, str] | None] = {  # what the client's and the ser
     "lossless": ("", ""),
     "up 0.5 bits": ("0.5", ""),
     "up 0.5, down 1 bit": ("0.5", "bits=1, "),
+    "up 0.5, down 1 bit, `first`": ("0.5, first=first", "bits=1, first=first, "),
     "up 0.5, down 0.5 bits": ("0.5", "bits=0.5, "),
-    "the same, with `first`": ("0.5, first=first", "bits=0.5, first=first, "),
 }
 FIRST = """def first():
     with torch.random.fork_rng():

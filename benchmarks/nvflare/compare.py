@@ -36,8 +36,8 @@ VARIANTS: dict[str, tuple[str, float | None, float | None]] = {
     "fewbytes, lossless": ("fewbytes", None, None),
     "fewbytes, up 0.5 bits": ("fewbytes", 0.5, None),
     "fewbytes, up 0.5, down 1 bit": ("fewbytes", 0.5, 1),
+    "fewbytes, up 0.5, down 1 bit, `first`": ("fewbytes first", 0.5, 1),
     "fewbytes, up 0.5, down 0.5 bits": ("fewbytes", 0.5, 0.5),
-    "the same, with `first`": ("fewbytes first", 0.5, 0.5),
 }
 """By name the filters, and for fewbytes the bits up and down; `first`: clients hold the first weights."""
 
