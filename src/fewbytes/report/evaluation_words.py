@@ -6,7 +6,6 @@ from fewbytes.base.errors import listed
 from fewbytes.report.evaluation import in_percent, main_metric
 from fewbytes.report.records import Evaluation, Figure, Gain
 
-
 WITH = {"shared": " with one model for all", "own": " with a model for each site"}
 
 
