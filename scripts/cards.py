@@ -23,7 +23,7 @@ from fewbytes.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 CARDS = ROOT / "docs" / "methods"
-VIEWS = ((1, "each client's own model"), (2, "global model"))
+VIEWS = ((2, "each client's own model"), (3, "global model"))
 GREY, COLOUR = "#8a8f98", "#2f81f7"  # legible on white and on black
 BASELINES = {"fedavg": "#e07b1f", "separate": "#2da44e"}
 STYLE = {
@@ -33,18 +33,28 @@ STYLE = {
 }  # fmt: skip
 
 
-def curve(axes: Axes, runs: list[dict[str, Any]], view: int, colour: str, label: str) -> None:
-    """Accuracy over MB up, a line a seed; a method that is scored once is a dot a seed."""
+def has_both(runs: list[dict[str, Any]]) -> bool:
+    """Whether bytes down were recorded round by round, too."""
+    return all(point[1] is not None for run in runs for point in run["rounds"])
+
+
+def curve(axes: Axes, runs: list[dict[str, Any]], view: int, both: bool, style: dict[str, str]) -> None:
+    """Accuracy over MB of `both` directions, or up, a line a seed; a method that is scored once is a dot a seed."""
     for run in runs:
-        points = [(point[0], point[view]) for point in run["rounds"] if point[view] is not None]
+        points = [
+            (point[0] + point[1] if both else point[0], point[view])
+            for point in run["rounds"]
+            if point[view] is not None
+        ]
         if points:
             mark = "o" if len(points) == 1 else ""
-            axes.plot(*zip(*points, strict=True), color=colour, marker=mark, lw=1.6, ms=5, label=label)
-            label = ""  # named once
+            axes.plot(*zip(*points, strict=True), marker=mark, lw=1.6, ms=5, **style)
+            style = style | {"label": ""}  # named once
 
 
 def figure(name: str, found: dict[str, list[dict[str, Any]]]) -> None:
-    """A method's accuracy over what clients sent, beside FedAvg's, and training alone as a level."""
+    """A method's accuracy over the bytes of all clients, beside FedAvg's, and training alone as a level."""
+    both = has_both(found[name] + found["fedavg"])
     views = [
         (view, title) for view, title in VIEWS if any(point[view] is not None for point in found[name][0]["rounds"])
     ]
@@ -52,14 +62,14 @@ def figure(name: str, found: dict[str, list[dict[str, Any]]]) -> None:
         drawn, rows = plt.subplots(1, len(views), figsize=(3.6 * len(views) + 0.4, 2.9), sharey=True, squeeze=False)
         for axes, (view, title) in zip(rows[0], views, strict=True):
             alone = [run["own"] for run in found["separate"]]
-            if view == 1 and name != "separate":
+            if view == VIEWS[0][0] and name != "separate":
                 axes.axhline(
                     sum(alone) / len(alone), color=BASELINES["separate"], lw=1.4, ls=":", label="training alone"
                 )
             if name != "fedavg":
-                curve(axes, found["fedavg"], view, BASELINES["fedavg"], "fedavg")
-            curve(axes, found[name], view, COLOUR, name)
-            axes.set(title=title, xlabel="MB up, all clients", ylim=(0, 1))
+                curve(axes, found["fedavg"], view, both, {"color": BASELINES["fedavg"], "label": "fedavg"})
+            curve(axes, found[name], view, both, {"color": COLOUR, "label": name})
+            axes.set(title=title, xlabel=f"MB {'up + down' if both else 'up'}, all clients", ylim=(0, 1))
             axes.yaxis.set_major_formatter(PercentFormatter(1))
             if name != "separate":
                 axes.set_xscale("log")
@@ -72,17 +82,18 @@ def figure(name: str, found: dict[str, list[dict[str, Any]]]) -> None:
         plt.close(drawn)
 
 
-def card(name: str, model: str) -> str:
+def card(name: str, model: str, both: bool) -> str:
     """The card with its figure: in place of the one that is there, or after what it does, and the paper."""
     text = (CARDS / f"{name}.md").read_text("utf-8")
     text = re.sub("<!-- figure -->.*?<!-- /figure -->\n\n", "", text, flags=re.DOTALL)
     title, purpose, paper, rest = text.split("\n\n", 3)
     words = textwrap.fill(
-        f"Accuracy against the bytes that all clients sent: digits, 10 clients, alpha 1, `{model}`, 20 rounds, three "
-        "seeds ([all methods, with the settings](../which.md#measured)).",
+        f"Accuracy against the bytes that all clients sent{' and received' if both else ''}: digits, 10 clients, alpha "
+        f"1, `{model}`, 20 rounds, three seeds ([all methods, with the settings](../which.md#measured)).",
         120,
     )
-    block = f"<!-- figure -->\n![{name}: accuracy over MB up](pictures/{name}.svg)\n\n{words}\n<!-- /figure -->"
+    picture = f"![{name}: accuracy over MB {'up + down' if both else 'up'}](pictures/{name}.svg)"
+    block = f"<!-- figure -->\n{picture}\n\n{words}\n<!-- /figure -->"
     return "\n\n".join([title, purpose, paper, block, rest])
 
 
@@ -114,7 +125,10 @@ def tasks(found: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 def pages(found: dict[str, dict[str, Any]]) -> dict[Path, str]:
     """The cards with their figures, and the list of methods."""
-    cards = {CARDS / f"{name}.md": card(name, model) for name, model in tasks(found).items()}
+    cards = {
+        CARDS / f"{name}.md": card(name, model, has_both(found[model][name] + found[model]["fedavg"]))
+        for name, model in tasks(found).items()
+    }
     return {**cards, CARDS / "index.md": listed()}
 
 

@@ -44,7 +44,7 @@ OWN = {"diloco": [f"--set={term}" for term in ("epochs=2", "steps=0", "lr=0.001"
 """Settings of methods whose optimiser needs another learning rate, AdamW here; the others are as for all."""
 Run = dict[str, Any]
 """What came of one seed: accuracies of the clients' own models and of the one for all (absent: there is none), MB up
-and down; `rounds`: of each scored round MB up so far, own, shared."""
+and down; `rounds`: of each scored round MB up and down so far (down: None if it was not recorded), own, shared."""
 
 
 def measured(names: list[str], options: list[str]) -> dict[str, list[Run]]:
@@ -62,12 +62,13 @@ def measured(names: list[str], options: list[str]) -> dict[str, list[Run]]:
 
 
 def of_one(result: dict[str, Any], rows: list[dict[str, Any]]) -> Run:
-    kinds, rounds, sent = result["score"]["all"], [], 0
+    kinds, rounds, up, down = result["score"]["all"], [], 0, 0
     for row in rows:
-        sent += row["uplink_bytes"]
+        up, down = up + row["uplink_bytes"], down + row["downlink_bytes"]
         scores = row.get("scores", {}).get("accuracy", {})
         if scores:
-            rounds.append([round(sent / 1e6, 4), *(_short(scores.get(key)) for key in ("personalised", "global"))])
+            sent = round(up / 1e6, 4), round(down / 1e6, 4)
+            rounds.append([*sent, *(_short(scores.get(key)) for key in ("personalised", "global"))])
     method = METHODS[result["method"]]()
     swings = not method.own_rounds and not method.promises.scored_after_finish
 
@@ -77,8 +78,8 @@ def of_one(result: dict[str, Any], rows: list[dict[str, Any]]) -> Run:
         return _short(fmean(values) if swings and values and final is not None else final)
 
     return {
-        "own": settled("personalised", 1),
-        "shared": settled("global", 2),
+        "own": settled("personalised", 2),
+        "shared": settled("global", 3),
         "up": result["uplink_bytes"] / 1e6,
         "down": result["downlink_bytes"] / 1e6,
         "rounds": rounds,

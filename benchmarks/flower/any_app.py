@@ -33,8 +33,17 @@ VARIANTS: dict[str, tuple[str, str] | None] = {  # what the client's and the ser
     "lossless": ("", ""),
     "up 0.5 bits": ("0.5", ""),
     "up 0.5, down 1 bit": ("0.5", "bits=1, "),
+    "up 0.5, down 1 bit, `first`": ("0.5, first=first", "bits=1, first=first, "),
     "up 0.5, down 0.5 bits": ("0.5", "bits=0.5, "),
 }
+FIRST = """def first():
+    with torch.random.fork_rng():
+        torch.manual_seed({seed})
+        return Net().state_dict()
+
+
+"""
+"""What the client's and the server's file then define; the server starts from it."""
 LOCAL_DATA = """
 import os, datasets
 _root = os.environ["FEWBYTES_DATA"] + "/cifar10/"
@@ -51,8 +60,9 @@ datasets.load_dataset = _load
 """Runs in each of Flower's processes: the data set comes from a folder."""
 
 
-def changed(app: Path, to: Path, up_down: tuple[str, str] | None, out: Path) -> None:
-    """A copy of the app with its two lines changed; as it is, with a grid that counts and encodes nothing."""
+def changed(app: Path, to: Path, up_down: tuple[str, str] | None, out: Path, seed: int) -> None:
+    """A copy of the app with its two lines changed; as it is, with a grid that counts and encodes nothing. `seed`: of
+    the first weights, where both ends make them."""
     shutil.copytree(app, to, ignore=shutil.ignore_patterns("__pycache__"))
     (to / "LICENSE").touch()
     package = next(to.glob("*/server_app.py")).parent
@@ -66,13 +76,15 @@ def changed(app: Path, to: Path, up_down: tuple[str, str] | None, out: Path) -> 
         )
         return
     up, down = up_down
-    _change(client, "app = ClientApp()", f"app = ClientApp(mods=[fewbytes_mod({up})])", "mod import fewbytes_mod")
-    _change(
-        server,
-        "app = ServerApp()",
-        f"app = compressed(ServerApp(), {down}out={str(out)!r})",
-        "few_grid import compressed",
-    )
+    before = FIRST.format(seed=seed) if "first" in up else ""
+    mod = f"{before}app = ClientApp(mods=[fewbytes_mod({up})])"
+    _change(client, "app = ClientApp()", mod, "mod import fewbytes_mod")
+    grid = f"{before}app = compressed(ServerApp(), {down}out={str(out)!r})"
+    _change(server, "app = ServerApp()", grid, "few_grid import compressed")
+    if before:
+        text, line = server.read_text(), "    global_model = Net()\n"
+        assert text.count(line) == 1, f"{server} makes its model in another way"
+        server.write_text(text.replace(line, f"{line}    global_model.load_state_dict(first())\n"))
 
 
 def _change(file: Path, line: str, new: str, imported: str) -> None:
@@ -81,11 +93,10 @@ def _change(file: Path, line: str, new: str, imported: str) -> None:
     file.write_text(text.replace(line, f"from fewbytes.flower.{imported}\n\n{new}"))
 
 
-def run(
-    app: Path, place: Path, images: int, config: str, clients: int, up_down: tuple[str, str] | None, deployed: bool
-) -> list[float]:
-    """Run a variant, in Flower's simulation or `deployed`; returns its last accuracy, and MB up and down."""
-    changed(app, place / "app", up_down, place / "out")
+def run(given: argparse.Namespace, place: Path, config: str, up_down: tuple[str, str] | None, seed: int) -> list[float]:
+    """Run a variant, in Flower's simulation or deployed; returns its last accuracy, and MB up and down."""
+    clients = given.clients
+    changed(given.app, place / "app", up_down, place / "out", seed)
     (place / "site").mkdir()
     (place / "site" / "sitecustomize.py").write_text(LOCAL_DATA)
     programs = str(Path(sys.executable).parent)
@@ -94,11 +105,12 @@ def run(
         "PYTHONPATH": os.pathsep.join([str(place / "site"), os.environ.get("PYTHONPATH", "")]),
         "FLWR_HOME": str(place / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
-        "IMAGES": str(images), "CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
+        "IMAGES": str(given.images), "CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
     flwr = f"{programs}/flwr"
     try:
-        if deployed:
+        if given.deployment:
             start_deployment(place, programs, environment, clients)
             where = ["tls"]
         else:
@@ -172,11 +184,9 @@ def main() -> None:
     first = 0.0
     for name in given.variants:
         values = []
-        for _ in range(given.runs):
+        for seed in range(given.runs):
             with tempfile.TemporaryDirectory() as place:
-                values.append(
-                    run(given.app, Path(place), given.images, config, given.clients, VARIANTS[name], given.deployment)
-                )
+                values.append(run(given, Path(place), config, VARIANTS[name], seed))
         accuracy, up, down = map(statistics.mean, zip(*values, strict=True))
         spread = statistics.stdev(value[0] for value in values) if given.runs > 1 else 0.0
         both = up + down

@@ -36,9 +36,10 @@ VARIANTS: dict[str, tuple[str, float | None, float | None]] = {
     "fewbytes, lossless": ("fewbytes", None, None),
     "fewbytes, up 0.5 bits": ("fewbytes", 0.5, None),
     "fewbytes, up 0.5, down 1 bit": ("fewbytes", 0.5, 1),
+    "fewbytes, up 0.5, down 1 bit, `first`": ("fewbytes first", 0.5, 1),
     "fewbytes, up 0.5, down 0.5 bits": ("fewbytes", 0.5, 0.5),
 }
-"""By name the filters, and for fewbytes the bits up and down."""
+"""By name the filters, and for fewbytes the bits up and down; `first`: clients hold the first weights."""
 
 
 def images(part: str, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,10 +62,11 @@ def job(place: Path, variant: str, given: argparse.Namespace, seed: int) -> None
         train_script=str(HERE / "client.py"), train_args=f"--data {place / 'data.npz'} --lr {given.lr}",
     )  # fmt: skip
     name, up, down = VARIANTS[variant]
-    if name == "fewbytes":
+    if name.startswith("fewbytes"):
         from fewbytes.nvflare.filters import add_filters
 
-        add_filters(recipe, up=up, down=down)
+        first = Network(seed) if name.endswith("first") else None
+        add_filters(recipe, up=up, down=down, first=first)
     elif name:
         from nvflare.app_opt.pt.quantization.dequantizer import ModelDequantizer
         from nvflare.app_opt.pt.quantization.quantizer import ModelQuantizer

@@ -1,6 +1,6 @@
 """Bytes of whole runs, up, down and both, by how finely both directions are rounded (docs/lossy.md).
 
-    python benchmarks/paper/both_ways.py [--dataset mnist] [--seeds 1 2 3] [--bits 2 1 0.5 0.3]
+    python benchmarks/paper/both_ways.py [--dataset mnist] [--seeds 1 2 3] [--bits 2 1 0.5 0.3] [--settings "all of 10"]
 
 FedAvg with an MLP, Dirichlet 0.3: all of ten clients for 20 rounds; 3 of 10 for 20; 3 of 30 for 100. Accuracies are the
 global model's, means of the last three rounds and of the seeds, ± the seeds' standard deviation; MB = 10^6 bytes of
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--dataset", default="digits", choices=["digits", "mnist"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--bits", type=float, nargs="+", default=[2, 1, 0.5, 0.3])
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     dataset = load_dataset(given.dataset)
@@ -48,12 +49,12 @@ def main() -> None:
         dataset = dataset.part(TRAINING / len(dataset.train), 0)
     rows: dict[str, dict[str, float]] = {"none": {}, "up 0.5 alone": {"uplink_bits": 0.5, "downlink_bits": 32}}
     rows |= {f"{bits:g}": {"bits": bits} for bits in given.bits}
-    for title, setting in SETTINGS.items():
+    for title in given.settings:
         head = "| `--bits` | accuracy | MB up | MB down | MB both | times fewer bytes than `none`, both |"
         print(f"\n{title}\n\n{head}\n{'| --- ' * 6}|")
         lossless = 0.0
         for name, rounding in rows.items():
-            found = [measured(dataset, setting, seed, rounding) for seed in given.seeds]
+            found = [measured(dataset, SETTINGS[title], seed, rounding) for seed in given.seeds]
             accuracy, up, down = (fmean(each) for each in zip(*found, strict=True))
             spread = pstdev(each[0] for each in found)
             lossless = lossless or up + down

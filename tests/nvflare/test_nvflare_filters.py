@@ -283,7 +283,10 @@ def test_the_message_of_several_clients_stays_as_it_is():
     assert from_shareable(shared).meta == from_shareable(before).meta
     assert shared.keys() == before.keys()
     assert len(got) == 6
-    assert all(equal(each, state) for each in got.values())
+    one = got["site-1"]
+    assert all(equal(each, one) for each in got.values())
+    assert equal(one | {"w": state["w"], "b": state["b"]}, state)
+    assert np.abs(one["w"] - state["w"]).max() < 1e-5  # with bits, a first model moves to a grid
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
@@ -383,7 +386,7 @@ def test_a_client_that_is_swapped_out_resumes(tmp_path):
     assert replies[True] == replies[False]
     (tmp_path / "fewbytes.state").write_bytes(b"damaged")
     at = swapped(EventType.SWAP_IN, client(bits=1))
-    assert (job.round(at, got, moved)[0]["w"] - got["w"]).norm() < 0.5
+    assert (job.round(at, got, moved)[0]["w"] - got["w"]).abs().max() < 0.05  # what rounding had lost
 
 
 def test_a_server_that_restarts_sends_the_whole_model():
@@ -468,3 +471,103 @@ def test_the_job_api_writes_the_config(tmp_path):
         assert ends[end]["task_data_filters"] == [{"tasks": [TRAIN], "filters": [data]}]
         assert ends[end]["task_result_filters"] == [{"tasks": [TRAIN], "filters": [result]}]
     assert not [*tmp_path.rglob("*.py")]
+
+
+def test_the_config_names_the_first_network(tmp_path):
+    """By its class and arguments, at the server's encoder and the clients' decoder; its source goes into the job."""
+    job = FedJob(name="job", min_clients=2)
+    job.to_server(FedAvg(num_clients=2, num_rounds=1))
+    add_filters(job, first=Seeded(7))
+    job.export_job(str(tmp_path))
+    for end, kind in {"server": "Encoder", "client": "Decoder"}.items():
+        (file,) = tmp_path.rglob(f"config_fed_{end}.json")
+        ((filter_,),) = (each["filters"] for each in json.loads(file.read_text())["task_data_filters"])
+        assert filter_["path"] == f"fewbytes.nvflare.filters.Model{kind}"
+        assert filter_["args"]["first"] == {"path": f"{__name__}.Seeded", "args": {"seed": 7}}
+    assert {file.name for file in tmp_path.rglob("*.py")} == {Path(__file__).name}
+
+
+class Seeded(torch.nn.Linear):
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        super().__init__(3, 2)
+
+
+def network(seed: int) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(60, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 10))
+
+
+def state_of_network(seed: int) -> dict:
+    return {name: value.detach().clone() for name, value in network(seed).state_dict().items()}
+
+
+def client_from(seed: int | None, name: str = "site-1") -> Place:
+    return Place(name, ModelDecoder(None if seed is None else network(seed)), ModelEncoder())
+
+
+@pytest.mark.parametrize("bits", [None, 1.0])
+def test_first_weights_that_both_ends_hold_are_not_sent(bits):
+    """Not at first, nor to a client that comes later; others get the whole model, and no task is lost."""
+    job, state = Job(server(bits, first=network(0))), state_of_network(0)
+    at, late, stranger, plain = (client_from(seed, f"site-{i}") for i, seed in enumerate((0, 0, 1, None)))
+    sizes = {}
+    for number in range(3):
+        for name, place in {"at": at, "stranger": stranger, "plain": plain}.items():
+            task, sent = job.send(place, weights(state))
+            sizes[name, number] = size(sent)
+            got = job.receive(place, task, sent)
+            assert equal(got, state) if bits is None else (got["0.weight"] - state["0.weight"]).norm() < 0.5
+            job.accept(place, task, job.reply(place, task, weights(got)))
+        state = state | {"0.weight": state["0.weight"] + 0.01 * torch.randn(40, 60)}
+    whole = sum(value.nbytes for value in state.values())
+    assert sizes["at", 0] < 400
+    assert min(sizes["stranger", 0], sizes["plain", 0]) > whole / 2
+    assert all(sizes["at", number] == sizes["stranger", number] for number in (1, 2))
+    task, sent = job.send(late, weights(state))
+    assert size(sent) < (0.95 if bits is None else 0.3) * sizes["plain", 0]
+    assert equal(job.receive(late, task, sent), job.receive(at, *job.send(at, weights(state))))
+
+
+def test_averaged_counters_of_batch_norm_leave_the_model_what_it_was():
+    """NVFlare averages them to scalars with fractions; clients get whole numbers, and a difference."""
+    job, at, sizes = Job(server(1)), client_from(None), []
+    state = {name: value.numpy() for name, value in state_of_network(0).items()}
+    for _ in range(2):
+        task, sent = job.send(at, weights(state))
+        sizes.append(size(sent))
+        got = job.receive(at, task, sent)
+        assert got["1.num_batches_tracked"].dtype == np.int64
+        state = state | {"1.num_batches_tracked": np.mean([np.float64(13), np.float64(14)])}
+    assert got["1.num_batches_tracked"] == 13
+    assert sizes[1] < sizes[0] / 4
+
+
+def test_first_weights_after_a_restart():
+    """Of a client, or of a server: what both hold before the first message is there again."""
+    state = state_of_network(0)
+    job, at = Job(server(1, first=network(0))), client_from(0)
+    for _ in range(2):
+        task, sent = job.send(at, weights(state))
+        assert size(sent) < 400
+        job.receive(at, task, sent)
+        at = client_from(0)
+    job = Job(server(1, first=network(0)))
+    task, sent = job.send(at, weights(state))
+    assert size(sent) < 400
+    assert equal(job.receive(at, task, sent), job.receive(at, *job.send(at, weights(state))))
+
+
+def test_first_weights_at_one_end_alone():
+    state = state_of_network(0)
+    for job, at in ((Job(server(1)), client_from(0)), (Job(server(1, first=network(0))), client_from(None))):
+        task, sent = job.send(at, weights(state))
+        assert size(sent) > 4000
+        assert (job.receive(at, task, sent)["0.weight"] - state["0.weight"]).abs().max() < 1e-5
+
+
+def test_first_weights_are_a_network():
+    for filter_of in (ModelEncoder, ModelDecoder):
+        with pytest.raises(UserError, match="first must be the network that the job starts from, not a dict"):
+            filter_of(first=state_of_network(0))

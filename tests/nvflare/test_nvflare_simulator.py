@@ -62,3 +62,14 @@ def test_with_few_bits_it_learns(ran):
     assert len(down) == len(up) == 8
     assert max(up) < max(down) / 8
     assert sorted(down)[3] < max(down) / 4
+
+
+def test_a_model_that_clients_can_make_is_not_sent(ran):
+    """The same models, and a first message of some hundred bytes."""
+    (state, known), (plain, printed) = ran("1", "2", "first"), ran("1", "2")
+    assert all(torch.equal(value, state[name]) for name, value in plain.items())
+    down, before = megabytes(known, "task train for"), megabytes(printed, "task train for")
+    assert len(down) == 8
+    assert sorted(down)[1] < 0.0002
+    assert sorted(down)[2:] == sorted(before)[:6]
+    assert max(down) < max(before) / 5

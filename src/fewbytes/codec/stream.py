@@ -175,10 +175,11 @@ class Stream:
         self._receivers[str(receiver)] = version
         self._sent.setdefault(str(receiver), version)
 
-    def forget(self, receiver: Hashable) -> None:
-        """What a receiver holds is not known any more, the first weights neither: it gets the next message whole."""
+    def forget(self, receiver: Hashable, *, holds_first: bool = False) -> None:
+        """What a receiver holds is not known any more, except for the first weights if it `holds_first`: without them,
+        it gets the next message whole."""
         self._receivers.pop(str(receiver), None)
-        self._others.add(str(receiver))
+        (self._others.discard if holds_first else self._others.add)(str(receiver))
 
     def state(self) -> bytes:
         """What to save to continue after a restart: see `load`."""

@@ -292,7 +292,9 @@ def _place(run: Path, client: int | None, t: int | None) -> Path:
     if not run.is_dir():
         raise UserError(f"there is no run folder {run}")
     if not (run / "config.toml").is_file():
-        raise UserError(f"{run} is not a run folder: it has no config.toml")
+        runs = sorted(run.glob("*/config.toml"))
+        within = f"; it holds runs: name one of them, such as {runs[-1].parent}" if runs else ""
+        raise UserError(f"{run} is not a run folder: it has no config.toml{within}")
     have = sorted(p.name for p in path.parent.glob("*.safetensors") if p.stem not in names.values())
     if not have:
         raise UserError(f"{run} has no model {path.name}: the run has not ended, or did not save models")

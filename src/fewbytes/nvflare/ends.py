@@ -16,11 +16,19 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.codec import Decoder, Encoder, Stream, decode
 from fewbytes.codec.coder import LIMIT
+from fewbytes.codec.first import First
 from fewbytes.wire import pack_state, unpack_state
 
 LARGEST = 1 << 36
 """Maximum bytes of a model that a client takes from its server."""
+FIRST = ""
+"""In what a client reports, beside tasks' names: the digest of the first weights that it holds."""
 State = dict[str, Tensor]
+
+
+def digest_of(first: State) -> str:
+    """What tells first weights from others, as clients report it."""
+    return First(first).digest.hex()
 
 
 @dataclass(frozen=True)
@@ -59,10 +67,11 @@ class Kept:
 
 class ServerEnd:
     """The server's end of a job: a stream of models for each task's name; by client, what the task that it works on was
-    sent with, and the last task whose result was accepted. `decodes`: whether results can be decoded here."""
+    sent with, and the last task whose result was accepted. `decodes`: whether results can be decoded here; `first`: the
+    digest of the first weights that its streams begin from (empty: none)."""
 
     def __init__(self) -> None:
-        self.decodes = False
+        self.decodes, self.first = False, ""
         self._lock = threading.Lock()  # clients' requests come in threads of their own
         self._streams: dict[str, Stream] = {}
         self._sent: dict[str, tuple[str, State]] = {}
@@ -85,7 +94,7 @@ class ServerEnd:
                 case [stream.name, int(version)]:
                     stream.received(client, version)
                 case _:
-                    stream.forget(client)
+                    stream.forget(client, holds_first=self.first != "" and holds.get(FIRST) == self.first)
             self._sent[client] = number, held
             return stream.message(client)
 
@@ -107,10 +116,12 @@ class ServerEnd:
 
 class ClientEnd:
     """A client's end of a job: the models that it holds, what rounding lost of its results, and the last task. `swaps`:
-    whether its process may end after a task, so that it is saved after each."""
+    whether its process may end after a task, so that it is saved after each; `first`: the weights that it holds before
+    the first model comes."""
 
     def __init__(self) -> None:
         self.swaps = False
+        self.first: State | None = None
         self.order: Order | None = None
         self._decoders: dict[str, Decoder] = {}
         self._encoders: dict[str, Encoder] = {}
@@ -127,14 +138,16 @@ class ClientEnd:
         for encoder in self._encoders.values():
             encoder.commit() if self._accepted else encoder.rollback()
 
-    def holds(self) -> dict[str, list[Any]]:
-        """What to report to the server: by task's name, a stream and the version of it that is held here."""
-        return {task: [self._streams[task], decoder.version] for task, decoder in self._decoders.items()}
+    def holds(self) -> dict[str, Any]:
+        """What to report to the server: by task's name, a stream and the version of it that is held here; and the
+        digest of the first weights, if there are any."""
+        held: dict[str, Any] = {t: [self._streams[t], decoder.version] for t, decoder in self._decoders.items()}
+        return held if self.first is None else held | {FIRST: digest_of(self.first)}
 
     def decode(self, task: str, data: bytes) -> State:
         """The model of the task that has come. Raises FrameError for a message that does not lead to one; then nothing
         is held any more, so that the next model comes whole."""
-        decoder = self._decoders.setdefault(task, Decoder(LARGEST))
+        decoder = self._decoders.setdefault(task, Decoder(LARGEST, first=self.first))
         try:
             state = decoder.decode(data)
             if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -169,6 +182,6 @@ class ClientEnd:
         """Resume from what `state` returned. Raises FrameError if it is damaged."""
         kept, decoders = unpack_state(Kept, data), dict[str, Decoder]()
         for task, saved in kept.decoders.items():
-            decoders[task] = Decoder(LARGEST)
+            decoders[task] = Decoder(LARGEST, first=self.first)
             decoders[task].load(saved)
         self._streams, self._decoders, self._saved, self._sent = kept.streams, decoders, kept.encoders, kept.sent

@@ -19,13 +19,14 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
+from torch import nn
 
-from fewbytes.base.errors import FrameError
+from fewbytes.base.errors import FrameError, UserError, with_article
 from fewbytes.base.files import replacing
 from fewbytes.codec import Encoder, Stream
 from fewbytes.codec.coder import check_bits
-from fewbytes.nvflare.ends import ClientEnd, Order, ServerEnd
-from fewbytes.nvflare.messages import KEY, Parts, decoded, dxo_of, encoded, is_encoded, parts_of, with_data
+from fewbytes.nvflare.ends import FIRST, ClientEnd, Order, ServerEnd, digest_of
+from fewbytes.nvflare.messages import KEY, Parts, decoded, dxo_of, encoded, is_encoded, parts_of, weights_of, with_data
 
 END = f"{KEY}.end"
 """The job's property in which the two filters of one end share what it keeps."""
@@ -74,15 +75,22 @@ class ModelEncoder(_ModelFilter):
     `bits`: how many each value takes, about, as its difference from the model that the other end holds; None is
     lossless. What rounding loses is sent later. `exact`: names of entries that are not rounded (default: statistics of
     normalisation layers, by their names). `feedback`, on the server: whether what rounding lost is sent with the next
-    model; give False for a server that takes steps on a model of its own, such as FedOpt.
+    model; give False for a server that takes steps on a model of its own, such as FedOpt. `first`, on the server: the
+    network that the job starts from. Clients whose `ModelDecoder` has an equal one are not sent it.
 
     Without `ModelDecoder` at the other end, messages pass through unchanged.
     """
 
-    def __init__(self, bits: float | None = None, exact: Sequence[str] | None = None, feedback: bool = True) -> None:
+    def __init__(
+        self,
+        bits: float | None = None,
+        exact: Sequence[str] | None = None,
+        feedback: bool = True,
+        first: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         check_bits(bits)
-        self.bits, self.exact, self.feedback = bits, exact, feedback
+        self.bits, self.exact, self.feedback, self.first = bits, exact, feedback, _checked(first)
 
     def _process(self, shareable: Shareable, fl_ctx: FLContext, task: tuple[str, str]) -> Shareable:
         bits = None if task[0] in EXACT_TASKS else self.bits
@@ -103,7 +111,10 @@ class ModelEncoder(_ModelFilter):
         if dxo is None or parts is None:
             made = make_copy(shareable)
         else:
-            new = partial(Stream, bits, exact=self.exact, feedback=self.feedback)
+            first = None if self.first is None else weights_of(self.first)
+            if first is not None and not end.first:
+                end.first = digest_of(first)
+            new = partial(Stream, bits, exact=self.exact, feedback=self.feedback, first=first)
             data = end.encode(client, task, parts.tensors, holds, new)
             made = with_data(shareable, dxo, encoded(data, parts), type(self).__name__)
             self._done(fl_ctx, f"task {task[0]} for {client}: {_share(data, parts)}")
@@ -129,7 +140,13 @@ class ModelDecoder(_ModelFilter):
     """Decodes what `ModelEncoder` encoded: on clients as a task data filter, on the server as a task result filter.
 
     A message that cannot be decoded ends its task with an error, and the server sends that client the whole model next.
+    `first`, on clients: the network that the job starts from, if the server's `ModelEncoder` has it as well: if it is
+    equal to the bit, it is not sent.
     """
+
+    def __init__(self, first: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first = _checked(first)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """When the job starts, make known that this end can decode."""
@@ -138,6 +155,8 @@ class ModelDecoder(_ModelFilter):
                 _end(fl_ctx, ServerEnd).decodes = True
             return
         end = _end(fl_ctx, ClientEnd)
+        if event_type in (EventType.START_RUN, EventType.SWAP_IN) and self.first is not None:
+            end.first = weights_of(self.first)
         if event_type == EventType.SWAP_IN:
             self._swap_in(fl_ctx, end)
         elif event_type == EventType.AFTER_SEND_TASK_RESULT and end.swaps:
@@ -151,7 +170,7 @@ class ModelDecoder(_ModelFilter):
         """NVFlare's simulator with fewer threads than clients kills a client's process after each task (often before
         SWAP_OUT has been handled): so save after each task what this end keeps, and load it here."""
         end.swaps = True
-        if not end.holds() and _file(fl_ctx).exists():
+        if not end.holds().keys() - {FIRST} and _file(fl_ctx).exists():
             with contextlib.suppress(FrameError):  # without it, the next model comes whole
                 end.load(_file(fl_ctx).read_bytes())
 
@@ -192,22 +211,33 @@ def add_filters(
     *,
     exact: Sequence[str] | None = None,
     feedback: bool = True,
+    first: nn.Module | None = None,
     tasks: Sequence[str] = TASKS,
 ) -> None:
     """Add the filters to both ends of a recipe or job. `up`, `down`: `bits` of clients' results and of the server's
-    models; the rest as in `ModelEncoder`. `tasks`: the names of tasks whose messages are encoded."""
-    to_client, to_server = ModelEncoder(down, exact, feedback), ModelEncoder(up, exact)
+    models; the rest as in `ModelEncoder`. `tasks`: the names of tasks whose messages are encoded.
+
+    `first`: the network that the job starts from, which each end makes again from its class and arguments, as NVFlare
+    makes a recipe's model. A client that makes an equal one is not sent it."""
+    to_client, at_client = ModelEncoder(down, exact, feedback, first), ModelDecoder(first)
+    to_server = ModelEncoder(up, exact)
     names = list(tasks)
     if isinstance(job, Recipe):
         job.add_server_output_filter(to_client, tasks=names)
-        job.add_client_input_filter(ModelDecoder(), tasks=names)
+        job.add_client_input_filter(at_client, tasks=names)
         job.add_client_output_filter(to_server, tasks=names)
         job.add_server_input_filter(ModelDecoder(), tasks=names)
     else:
         job.to_server(to_client, filter_type=FilterType.TASK_DATA, tasks=names)
-        job.to_clients(ModelDecoder(), filter_type=FilterType.TASK_DATA, tasks=names)
+        job.to_clients(at_client, filter_type=FilterType.TASK_DATA, tasks=names)
         job.to_clients(to_server, filter_type=FilterType.TASK_RESULT, tasks=names)
         job.to_server(ModelDecoder(), filter_type=FilterType.TASK_RESULT, tasks=names)
+
+
+def _checked(first: nn.Module | None) -> nn.Module | None:
+    if first is not None and not isinstance(first, nn.Module):
+        raise UserError(f"first must be the network that the job starts from, not {with_article(type(first))}")
+    return first
 
 
 def _end(fl_ctx: FLContext, kind: type[End]) -> End:

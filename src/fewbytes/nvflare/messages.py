@@ -11,9 +11,10 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import FLMetaKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_copy
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewbytes.base.errors import FrameError
+from fewbytes.codec.stream import COUNTER
 from fewbytes.wire.layout import DTYPES
 
 KEY = "fewbytes"
@@ -59,7 +60,7 @@ def parts_of(data: Mapping[Any, Any]) -> Parts | None:
     others: dict[Any, Any] = {}
     arrays = []
     for name, value in data.items():
-        if isinstance(name, str) and isinstance(value, np.ndarray) and value.dtype.name in TYPES:
+        if isinstance(name, str) and _is_array(name, value) and value.dtype.name in TYPES:
             tensors[name] = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
             arrays.append(name)
         elif isinstance(name, str) and _travels(value):
@@ -69,6 +70,11 @@ def parts_of(data: Mapping[Any, Any]) -> Parts | None:
     if not tensors:
         return None
     return Parts(tensors, len(arrays) == len(tensors) if len(arrays) in (0, len(tensors)) else arrays, others)
+
+
+def weights_of(network: nn.Module) -> dict[str, Tensor]:
+    """A network's tensors by name, as NVFlare sends them."""
+    return {name: value for name, value in network.state_dict().items() if _travels(value)}
 
 
 def is_encoded(data: Mapping[Any, Any]) -> bool:
@@ -100,6 +106,11 @@ def with_data(shareable: Shareable, dxo: DXO, data: dict[Any, Any], by: str) -> 
     meta = dict(dxo.meta or {})
     meta[FLMetaKey.FILTER_HISTORY] = [*(meta.get(FLMetaKey.FILTER_HISTORY) or []), by]
     return DXO(dxo.data_kind, data, meta).update_shareable(make_copy(shareable))
+
+
+def _is_array(name: str, value: Any) -> bool:
+    """Averages of batch norm's counters are scalars: left out, they would make the second model one of other names."""
+    return isinstance(value, np.ndarray) or (isinstance(value, np.generic) and name.rpartition(".")[2] == COUNTER)
 
 
 def _travels(value: Any) -> bool:

@@ -42,7 +42,8 @@ def rounding_notes(method: Method, settings: Settings) -> dict[str, str]:
     """What a run rounds that its settings do not name, or does not round though they do; as in `Network.note`."""
     if settings.by_uplink and not unrounded(method, "downlink"):
         bits = settings.downlink().bits
-        return {"downloads are rounded, too": f"to {bits:g} bits per value; downlink_bits 32 leaves them exact"}
+        rate = f"{bits:g} {'bit' if bits == 1 else 'bits'} per value"
+        return {"downloads are rounded, too": f"to {rate}; downlink_bits=32 leaves them exact"}
     ways: tuple[Way, ...] = ("uplink", "downlink") if settings.bits is not None else ()
     return {f"the {way} is not rounded": why for way in ways if (why := unrounded(method, way))}
 
