@@ -139,7 +139,7 @@ class Consortium:
         since = self.log("south").stat().st_size
         self.fewbytes("server", "federation", "remove", "south")
         removed = time.monotonic()
-        self.until(self.says("server", "south is no member any more, and refused"), "south is removed", REFUSED_SECONDS)
+        self.until(self.says("server", "south is no longer a member, and refused"), "south is removed", REFUSED_SECONDS)
         self.until(self.says("south", "does not accept this node", since), "south reads so", REFUSED_SECONDS)
         took = time.monotonic() - removed
         insist(took < REFUSED_SECONDS, f"south was refused after {took:.1f} s")

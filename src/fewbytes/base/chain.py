@@ -117,7 +117,7 @@ def _opened(line: bytes, number: int, last: str) -> dict[str, Any] | str:
     """The entry of a line; a text says what is wrong with it."""
     match = _SEALED.fullmatch(line)
     if match is None:
-        return "it is no line of such a file"
+        return "it is not a line of such a file"
     if hashlib.sha256(match[1]).hexdigest().encode() != match[2]:
         return "it was changed: its hash is another"
     entry: dict[str, Any] = json.loads(match[1] + b"}")

@@ -164,7 +164,7 @@ def _decoded(path: Path, base: dict[str, Tensor] | None, named: Path | None, lim
 
 
 def _other(parsed: Parsed) -> str:
-    """Why a message is no encoded state, and what to do with it."""
+    """Why a message is not an encoded state, and what to do with it."""
     from fewbytes.codec.stream import Versions
 
     if parsed.kind == Versions.__name__:

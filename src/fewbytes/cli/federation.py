@@ -103,7 +103,7 @@ def remove(name: Name, folder: Folder = HERE) -> None:
     from fewbytes.federation import members
 
     members.remove(folder, name)
-    _say(f"{name} is no member any more")
+    _say(f"{name} is no longer a member")
 
 
 @federation.command()

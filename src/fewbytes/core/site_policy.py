@@ -75,8 +75,8 @@ class SitePolicy:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], others: bool = False) -> Self:
-        """The rules in a node's configuration. Raises UserError for a value that is no rule, and for an unknown key: a
-        misspelt rule would forbid nothing. `others`: whether keys of another application may be there."""
+        """The rules in a node's configuration. Raises UserError for a value that is not a rule, and for an unknown key:
+        a misspelt rule would forbid nothing. `others`: whether keys of another application may be there."""
         for key in config:
             if key in KEYS | NODE_KEYS:
                 continue
@@ -161,7 +161,7 @@ class History:
         self.count(request.run, request.round, request.handler if request.replies else "", request.order, nbytes)
 
     def count(self, run: str, t: int, handler: str, order: str, nbytes: int) -> None:
-        """Count an answer; `handler` is empty if it is no method's reply."""
+        """Count an answer; `handler` is empty if it is not a method's reply."""
         self.bytes_in_all += nbytes
         self.bytes_of[run, t] += nbytes
         if handler:

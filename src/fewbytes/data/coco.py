@@ -205,7 +205,7 @@ def _objects(path: Path, file: BoxFile, classes: dict[Name, int]) -> tuple[dict[
         if annotation.category_id not in classes:
             raise UserError(f"{where} is of category {annotation.category_id}, which the file does not list")
         if not all(map(math.isfinite, annotation.bbox)) or min(width, height) < 0:
-            raise UserError(f"{where} is no left, top, width and height: correct it")
+            raise UserError(f"{where} is not left, top, width and height: correct it")
         across, down = max(-left, left + width - image.width), max(-top, top + height - image.height)
         if across > max(1.0, LEEWAY * image.width) or down > max(1.0, LEEWAY * image.height):
             raise UserError(

@@ -124,9 +124,8 @@ class Reading:
 def read_surveyed(name: str, how: Reading, terms: SiteTerms) -> Dataset:
     """The data set called `name`, as `load_dataset` finds it, with `Surveyed` samples; labels only serve to split them.
 
-    Missing values, images of different sizes and columns of any kind are no errors here. Raises UserError for data that
-    cannot be read at all.
-    """
+    Missing values, images of different sizes and columns of any kind are not errors here. Raises UserError for data
+    that cannot be read at all."""
     place = None if name == "digits" or is_function(name) or name.startswith("coco:") else find(name, files=True)
     if place is not None and (how.text is not None or not holds_text(name)):
         other = is_coco(place) or yolo_places(place) or holds_masks(place) or label_lists(place, how.schema)

@@ -264,7 +264,7 @@ def _place(found: Found, client: int) -> str:
 def _values(
     place: str, schema: Schema | None, by: str | None, splits: Sequence[tuple[Half, Split]]
 ) -> list[str | float | None]:
-    """The values by which a site's samples are grouped, if they are. Raises UserError for data that are no table."""
+    """The values by which a site's samples are grouped, if they are. Raises UserError for data that are not a table."""
     if by is None:
         return []
     if schema is None:

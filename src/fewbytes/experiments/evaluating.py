@@ -73,7 +73,7 @@ def _asked(run: RunFolder, several: bool) -> Asked:
 def _of_file(path: Path) -> tuple[dict[str, Any], Question]:
     _, about = read_model(path)
     if "schema" not in about:
-        raise UserError(f"{path} is no model of a table: give its run's folder, which names the server's data")
+        raise UserError(f"{path} is not a model of a table: give its run's folder, which names the server's data")
     groups = (DataSettings, LearningSettings, ModelSettings)
     settings = {key: about[key] for group in groups for key in group.declared() if about.get(key) is not None}
     return settings, Question([Asked("model", path.name, file=str(path.absolute()))], [path.name])

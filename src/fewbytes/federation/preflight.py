@@ -130,7 +130,7 @@ class Site:
         self._ask()
         ahead = self._answer.ahead
         if ahead is None:
-            raise FewbytesError("the server does not state its time: it is no server of fewbytes")
+            raise FewbytesError("the server does not state its time: it is not a server of fewbytes")
         off = f"this machine's clock is {span(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the server's"
         if -MOST_BEHIND < ahead < MOST_AHEAD:
             return off if abs(ahead) > 1.5 else "this machine's clock agrees with the server's"

@@ -98,7 +98,7 @@ def section(runs: Sequence[RunFolder]) -> Section | None:
     absent = []
     for run in runs:
         if sentences := [*_sentences(run), *_capitals(_standing_out(run)), *_joined(run)]:
-            # surplus ones last, as they are no failures
+            # surplus ones last, as they are not failures
             found = sorted(left_out(run), key=lambda left: left.outcome == "surplus")
             shown = [left._replace(why=cut(left.why, _CHARACTERS)) for left in found[:_LINES]]
             absent.append(Absent(run.label, " ".join(sentences), shown, len(found) - len(shown)))

@@ -105,7 +105,7 @@ def _splits(place: Path, arrays: Arrays, parts: Mapping[str, tuple[str, str]]) -
             )
         if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
             text = f"{place}: {samples} is {x.dtype}, {labels} {y.dtype}: give numbers"
-            raise UserError(text, public="arrays are no numbers")
+            raise UserError(text, public="arrays are not numbers")
         for name, array in ((samples, x), (labels, y)):
             if not all(np.isfinite(array[i : i + CHUNK]).all() for i in range(0, len(array), CHUNK)):
                 what = "has values that are not finite (NaN or infinite): correct them, or leave those samples out"

@@ -99,7 +99,7 @@ def _in_some_encoding(
             except pa.ArrowException as error:
                 if "UTF8" not in str(error) and "codec" not in str(error):
                     _refuse(path, content, options, text.startswith("#"))
-    what = f"is no text in {tried[0]}"
+    what = f"is not text in {tried[0]}"
     raise refused(str(path), what, "name its encoding (--encoding)")
 
 
@@ -181,7 +181,7 @@ def _too_long(table: pa.Table, schema: Schema) -> list[str]:
 
 
 def _refuse(path: Path, content: bytes | None, options: _Options, remark: bool) -> NoReturn:
-    """Raise the error for text that is no table; its first line may be a `remark`. pyarrow's messages contain whole
+    """Raise the error for text that is not a table; its first line may be a `remark`. pyarrow's messages contain whole
     rows, so they are not shown."""
     wrong: list[Any] = []
     with suppress(pa.ArrowException, OSError, UnicodeDecodeError):  # again, in one thread, which counts rows
