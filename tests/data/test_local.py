@@ -179,8 +179,8 @@ def test_a_site_whose_folder_does_not_suit_is_named_and_the_others_go_on(places,
     assert (of(out, "result.json")["absent"], of(out, "result.json")["left_out"]) == ({"2": 3}, 3)
     (run,) = read_runs([out])
     (line,) = captions([run])
-    assert re.match(rf"left out: client 2 took no part in 3 of 3 rounds \(site-2: .*{says}", line)
-    assert "Client 2 took no part in 3 of 3 rounds" in write_report([run], out / "report.html").read_text()
+    assert re.match(rf"left out: client 2 missed 3 of 3 rounds \(site-2: .*{says}", line)
+    assert "Client 2 missed 3 of 3 rounds" in write_report([run], out / "report.html").read_text()
     with pytest.raises(fb.UserError, match=rf"^client 2 \(site-2\) .*{says}"):
         deployed(places, places / "none", monkeypatch)
 

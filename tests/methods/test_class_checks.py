@@ -377,6 +377,6 @@ def test_what_only_looks_like_a_handler_is_none():
 
 def test_a_headline_that_nothing_scores_is_told():
     with pytest.warns(
-        RuntimeWarning, match="should be judged by 'personal' .its headline., which nothing computes: there are"
+        RuntimeWarning, match="names 'personal' as its headline score, which nothing computes: there are"
     ):
         run(promises=fb.Promises(headline="personal"))

@@ -83,8 +83,8 @@ class Chain:
 
     def _damaged(self, fault: Fault) -> UserError:
         return UserError(
-            f"{self.path.name}, this node's record of what left, is damaged ({fault}): put a copy of its folder back; "
-            "removing the folder counts from nothing again, which only the owner of the data may decide"
+            f"{self.path.name}, this node's record of what left, is damaged ({fault}): restore a copy of its folder; "
+            "removing the folder restarts the count at zero, which only the owner of the data may decide"
         )
 
 

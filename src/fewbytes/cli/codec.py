@@ -51,9 +51,7 @@ def encode(
     from fewbytes.codec.coder import LIMIT
 
     if exact is not None and bits is None:
-        raise UserError(
-            "--exact names tensors that are not rounded, and without --bits none is: add --bits or leave it out"
-        )
+        raise UserError("--exact has no effect without --bits: add --bits, or leave --exact out")
     if _is_encoded(file):
         raise UserError(f"{file} is encoded already: fewbytes decode {file}")
     out = _unused(out or file.with_suffix(ENCODED))

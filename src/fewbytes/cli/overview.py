@@ -3,7 +3,7 @@
 COMMANDS = {
     "Before a run": {
         "survey": "ask the sites what data they have, without training; find what differs between them",
-        "check": "look at a site's or the server's set-up before a run, each thing in a line",
+        "check": "check a site's or the server's set-up before a run",
     },
     "Run": {
         "run": "run one method; writes a folder with the result, models, ledger and a report",
@@ -20,7 +20,7 @@ COMMANDS = {
     },
     "After a run": {
         "report": "write an HTML report of one run, or one that compares several",
-        "evaluate": "test models at every site, and say who gains over training alone",
+        "evaluate": "test models at every site, and compare them with training alone",
         "export": "export the model to files that work without fewbytes",
         "probe": "measure what each layer of a trained model encodes",
         "attack": "measure what a server could see of clients' images, or what malicious clients do",

@@ -103,7 +103,7 @@ class SitePolicy:
         """What it forbids, a sentence for each rule."""
         found = {
             "methods": f"Only these methods may run: {', '.join(sorted(self.methods))}.",
-            "min_samples": f"No part is taken with fewer than {self.min_samples:,} training samples.",
+            "min_samples": f"The node does not take part with fewer than {self.min_samples:,} training samples.",
             "max_bytes_a_round": f"At most {self.max_bytes_a_round:,} bytes leave in a round.",
             "max_bytes_in_all": f"At most {self.max_bytes_in_all:,} bytes leave in all runs together.",
             "max_rounds": f"At most {self.max_rounds:g} rounds are answered in all runs together.",

@@ -158,7 +158,7 @@ def _read(path: Path) -> BoxFile:
         raise _wrong(path, f"cannot be read: {error.strerror}") from None
     for image in file.images:
         if image.width % 1 or image.height % 1:  # JSON has no NaN and no infinity
-            raise _wrong(path, "has an image of a broken number of pixels", image.file_name)
+            raise _wrong(path, "has an image of a fractional number of pixels", image.file_name)
         image.width, image.height = int(image.width), int(image.height)
         image.id = _number(image.id)
     for category in file.categories:

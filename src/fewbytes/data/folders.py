@@ -259,7 +259,7 @@ def _skipped(walked: _Walked, pictures: Sequence[tuple[str, int]]) -> str:
         note.append(f"{walked.dangling} links to missing files")
     if walked.others:
         note.append(f"{walked.others} files that are not pictures")
-    return f"; passed over: {', '.join(note)}" if note else ""
+    return f"; skipped: {', '.join(note)}" if note else ""
 
 
 # Meaning of the folders -----------------------------------------------------------------------------------------------

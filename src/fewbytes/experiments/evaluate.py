@@ -268,7 +268,7 @@ def _values(
     if by is None:
         return []
     if schema is None:
-        raise UserError(f"--by {by}: subgroups are of tables, and {place} is none: leave --by out")
+        raise UserError(f"--by {by}: subgroups need a table, and {place} is none: leave --by out")
     return [value for half, split in splits for value in column_values(place, schema, by, half, split)]
 
 

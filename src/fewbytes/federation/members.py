@@ -55,7 +55,7 @@ def read(folder: Path) -> Federation:
         remedy = "make one with `fewbytes federation init`, or name its folder"
         raise UserError(f"{folder} is not the folder of a federation (it has no {FILE}): {remedy}") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder / FILE} cannot be read: {error}; put a copy of it back") from None
+        raise UserError(f"{folder / FILE} cannot be read: {error}; restore a copy of it") from None
 
 
 def make(folder: Path, address: str, listen: str | None) -> None:

@@ -148,7 +148,7 @@ class Site:
             raise FewbytesError(
                 f"the server has removed the key {key} and refuses it for good: ask for a new invitation"
             )
-        why = f"the server answers no check (HTTP status {status})"
+        why = f"the server does not answer checks (HTTP status {status})"
         raise FewbytesError(f"{why}: it runs an older fewbytes, or was not started by `fewbytes deploy`")
 
     def _ask(self) -> None:

@@ -175,7 +175,7 @@ def _contents(group: Sequence[Line]) -> str:
             known += [each for each in entries if each not in known]
         beside |= dict.fromkeys(line["beside"])
     parts = [f"{name} ({listed(entries, _NAMES)})" if entries else name for name, entries in fields.items()]
-    return "; ".join([*parts, *(["beside: " + ", ".join(beside)] if beside else [])]) or "nothing but that it is done"
+    return "; ".join([*parts, *(["beside: " + ", ".join(beside)] if beside else [])]) or "only that it is done"
 
 
 def stated(run: RunFolder) -> Audited:

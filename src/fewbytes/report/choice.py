@@ -141,7 +141,7 @@ def _choice(kind: str, groups: Sequence[Repeated]) -> Choice:
     points = _points(kind, groups, over=False)
     over = len(_points(kind, groups, over=True))
     rest = f"; over the budget and left out: {over}" if over else ""
-    none = f"For {WORDS[kind]} take no method of these"
+    none = f"For {WORDS[kind]} use none of these methods"
     words = _Words(runs[0])
     if not points:
         return Choice(kind, None, none, "all exceed the budget")

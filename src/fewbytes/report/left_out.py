@@ -155,10 +155,10 @@ def _absences(run: RunFolder) -> list[str]:
         found.setdefault(left.client, []).append(left)
     rounds = sum(row["phase"] == "round" for row in run.rounds)
     texts = [
-        f"client {client} took no part in {len(absences):,} of {rounds:,} rounds ({cut(absences[-1].why, _CHARACTERS)})"
+        f"client {client} missed {len(absences):,} of {rounds:,} rounds ({cut(absences[-1].why, _CHARACTERS)})"
         for client, absences in found.items()
     ]
-    more = [f"{len(texts) - _NAMES:,} further clients took no part in some rounds"] if len(texts) > _NAMES else []
+    more = [f"{len(texts) - _NAMES:,} further clients missed some rounds"] if len(texts) > _NAMES else []
     return texts[:_NAMES] + more
 
 

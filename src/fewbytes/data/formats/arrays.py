@@ -76,7 +76,7 @@ def read_arrays(name: str, place: Path, only_test: bool = False) -> Dataset:
     elif test is None:
         train, test = split_off_test(train)
     found = f"arrays of shape {train.shape}, {np.asarray(train.x).dtype}: {len(train)} samples for training"
-    note = f"{found}, {len(test)} for testing" + (f"; passed over: {listed(left)}" if left else "")
+    note = f"{found}, {len(test)} for testing" + (f"; skipped: {listed(left)}" if left else "")
     classes, groups = _classes(train, test)
     return Dataset(name, train, test, classes, groups, notes=(note,))
 

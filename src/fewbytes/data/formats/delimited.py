@@ -50,7 +50,7 @@ def read(path: Path, schema: Schema, usual: str = "") -> tuple[pa.Table, tuple[s
     table, options = _in_some_encoding(path, content, head, encoding, schema, usual)
     separator = options.separator
     if options.encoding not in ("utf-8", "utf-8-sig") and not notes:
-        notes = [f"text in {options.encoding}, as it is none in UTF-8"]
+        notes = [f"text in {options.encoding}, as it is not UTF-8"]
     notes += [f"columns separated by {SHOWN.get(separator, repr(separator))}"] if separator != "," else []
     decimal = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     commas = bool(decimal) and _has_commas(table, schema)

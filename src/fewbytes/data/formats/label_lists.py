@@ -174,7 +174,7 @@ def read_label_lists(
         if published:
             passed = int(kept.sum()) - count
             done.append(f"{len(files['train'])} for training and {len(files['test'])} for testing by their folders")
-            done += [f"passed over: {passed} in other folders"] if passed else []
+            done += [f"skipped: {passed} in other folders"] if passed else []
         notes.append("; ".join([*parts, meaning.words(), *done]))
     check_inside(folder, [path for paths in files.values() for path in paths])
     numbers = {split: np.arange(len(paths), dtype=np.int64) for split, paths in files.items()}
