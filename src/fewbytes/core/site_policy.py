@@ -50,8 +50,8 @@ class Hours(NamedTuple):
 class SitePolicy:
     """A site's rules; by default everything is allowed.
 
-    `methods`: names of the methods that may run (empty: all). `min_samples`: a client with fewer training samples takes
-    no part. `max_bytes_a_round`, `max_bytes_in_all`: limits of what leaves, over all runs for the latter.
+    `methods`: names of the methods that may run (empty: all). `min_samples`: a client with fewer training samples does
+    not take part. `max_bytes_a_round`, `max_bytes_in_all`: limits of what leaves, over all runs for the latter.
     `max_rounds`: limit of all runs together. `secure`: replies must be hidden in sums. `epsilon`: runs must promise
     differential privacy of samples with at most this epsilon. `evaluate_only`: no reply of a method leaves, except
     figures of models. `ask`: a person approves each run. `hours`: local times of the day at which the node works.

@@ -62,7 +62,7 @@ class Column:
 @dataclass(frozen=True)
 class SiteTerms:
     """What a site reports in a survey: `tell` as in a node's configuration, nothing of fewer than `min_count` samples,
-    `salt`, the sites' common secret for finding duplicates (empty: it takes no part in that), and `folder`, that of
+    `salt`, the sites' common secret for finding duplicates (empty: it does not take part), and `folder`, that of
     its node's run folders."""
 
     tell: Literal["nothing", "sizes", "labels", "figures"] = "figures"

@@ -89,7 +89,7 @@ def _unreported(run: RunFolder, called: Mapping[int, str], found: Mapping[str, M
 
 
 def _gains(models: str, sites: Mapping[int, str], better: Mapping[int, Better]) -> Iterator[Gain]:
-    """Gains over training alone at each site, and in the mean over them."""
+    """Gains over training alone at each site, and on average."""
     draws = {client: _draws(each) for client, each in better.items() if client in sites and each.value is not None}
     values = {client: better[client].value or 0.0 for client in draws}
     for client, value in values.items():

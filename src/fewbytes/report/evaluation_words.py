@@ -61,7 +61,7 @@ def _verdict(evaluation: Evaluation, gain: Gain, among: int, judged: str) -> str
 
 
 def _contribution(evaluation: Evaluation, mean: Gain) -> str:
-    """What a site that was left out contributes: in the mean over sites, and at the site itself."""
+    """What a site that was left out contributes: on average over sites, and at the site itself."""
     left = mean["over"].removeprefix("without ")
     own = [g for g in evaluation["gains"] if g["over"] == mean["over"] and g["site"] == left]
     sites = sum(g["over"] == mean["over"] for g in evaluation["gains"]) - 1
