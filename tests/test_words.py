@@ -40,7 +40,7 @@ DIALECT = {
     "perhaps": r"\bperhaps\b",
     "said": r"\b(?:and|are|be|been|is|was|were) said\b",
     "slips": r"\bslips?\b",
-    "so many": r"\b(?:first|last) so many\b|\bover so many\b",
+    "so many": r"\b(?:first|last) so many\b|\b(?:every|for|of|over|to) so many (?:bits|digits|seconds|rounds)\b",
     "strange": r"\bstrange\b",
     "takes no part": r"\bt(?:akes?|ook) no part\b",
     "tells": r"\btells? (?:all|how|of|what|yours)\b|\brounds tell\b",

@@ -34,7 +34,7 @@ LIMIT = 1 << 30  # bytes of arrays
 
 
 def check_bits(bits: float | None) -> Rate:
-    """The rate of so many bits a value (None: lossless). Raises UserError for a number out of range."""
+    """The rate of this number of bits per value (None: lossless). Raises UserError for a number out of range."""
     if bits is None:
         return Rate()
     if isinstance(bits, bool) or not isinstance(bits, int | float) or not FEWEST <= bits <= MOST:

@@ -39,7 +39,7 @@ that cannot be read as they are."""
 CLASS = "class"
 """The column with the classes of images, texts and arrays."""
 DIGITS = 3
-"""Numbers that are equal to so many digits are near-duplicates."""
+"""Numbers that are equal to this number of digits are near-duplicates."""
 Lengths = Callable[[Sequence[str]], list[int]]
 """Texts' numbers of tokens, or of words."""
 
