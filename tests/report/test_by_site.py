@@ -94,7 +94,7 @@ def test_of_many_methods_the_best_of_each_kind_is_named():
         }
     )
     shared, own = verdicts(found)
-    assert shared.startswith("Federating helps with one model for all: ")
+    assert shared.startswith("Federating helps with one shared model: ")
     assert own.startswith("It is unclear whether federating helps with a model for each site: ")
     assert "fedprox's shared model is 20.0 percentage points" in shared
     assert "(the best of 2 methods, which flatters it)" in shared

@@ -6,8 +6,7 @@ from fewbytes.base.errors import listed
 from fewbytes.report.evaluation import in_percent, main_metric
 from fewbytes.report.records import Evaluation, Figure, Gain
 
-
-WITH = {"shared": " with one model for all", "own": " with a model for each site"}
+WITH = {"shared": " with one shared model", "own": " with a model for each site"}
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
