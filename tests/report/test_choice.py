@@ -93,7 +93,7 @@ def test_the_reason_is_told_in_figures():
         r"take cheap, personalised 93.1% with 24.6 MB in both directions: .*\(dear, 93.4% with 76.0 MB in", told
     )
     alone = lines(run("separate", 0, personalised=0.93), cheap)["personalised"]
-    assert "take separate, personalised 93.0% with nothing sent" in alone
+    assert "use separate, personalised 93.0% with nothing sent" in alone
     alone = lines(run("best", 5, **{"global": 0.9}), run("x", 9, **{"global": 0.5}))["global"]
     assert re.search("take best, .*the most accurate, and none is cheaper", alone)
 
@@ -155,7 +155,7 @@ def test_a_model_made_by_local_training_is_not_bought():
     assert re.search("no method .*better than local training, .*96.0% in once", str(found["personalised"]))
     apart = run("separate", 0, personalised=0.94)
     told = lines(fused, once, apart)["personalised"]
-    assert re.search("take separate, .*94.0% with nothing sent: once .*96.0% by local training", told)
+    assert re.search("use separate, .*94.0% with nothing sent: once .*96.0% by local training", told)
     better = run("better", 50, personalised=0.98)
     assert "take better, personalised 98.0%" in lines(fused, once, apart, better)["personalised"]
 
