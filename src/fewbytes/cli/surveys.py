@@ -41,13 +41,15 @@ def survey(
     like: Annotated[
         str | None,
         typer.Option(
-            help="A table with the sites' columns, of your own: to sum up sites of which none tells its figures.",
+            help="Your own table with the sites' columns, to sum up sites that do not report figures.",
             metavar="FILE",
         ),
     ] = None,
     tell: Annotated[
         str,
-        typer.Option(help="In one process: what each site reports, or all of them: figures, labels, sizes or nothing."),
+        typer.Option(
+            help="In one process: what sites report, one word for all or one per site: figures, labels, sizes, nothing."
+        ),
     ] = "figures",
     hosts: Annotated[
         str | None, typer.Option(help="Names of the sites' hosts, comma-separated.", metavar="LIST")
@@ -83,7 +85,7 @@ def survey(
         settings["parameters"]["like"] = described_like(DataSettings.read(settings), like)
     if hosts is not None or federation is not None:
         if tell != "figures":
-            raise UserError("--tell is for sites in one process: real sites say it in their node.toml (tell)")
+            raise UserError("--tell is for sites in one process: real sites set it in their node.toml (tell)")
         settings["partition"] = settings.get("partition", "local")
         folder = deploy_run(
             settings,
