@@ -47,9 +47,7 @@ def survey(
     ] = None,
     tell: Annotated[
         str,
-        typer.Option(
-            help="In one process: what sites report, one word for all or one per site: figures, labels, sizes, nothing."
-        ),
+        typer.Option(help="In one process: what all sites or each report: figures, labels, sizes, nothing."),
     ] = "figures",
     hosts: Annotated[
         str | None, typer.Option(help="Names of the sites' hosts, comma-separated.", metavar="LIST")
