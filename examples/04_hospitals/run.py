@@ -57,7 +57,7 @@ class Hospital:
 
 
 def main() -> None:
-    """Make the sites, run, check what came of it."""
+    """Make the sites, run, and check the results."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--dataset", default="digits", help="images that are split among the sites")
     options.add_argument("--part", type=float, default=1.0, help="how much of them")

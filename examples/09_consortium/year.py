@@ -107,7 +107,7 @@ class Consortium:
     def further(self, rounds: int) -> None:
         """Wait for further rounds."""
         seen = len(self.rows())
-        self.until(lambda: len(self.rows()) >= seen + rounds, "rounds go on")
+        self.until(lambda: len(self.rows()) >= seen + rounds, "rounds continue")
 
     def story(self) -> None:
         """The year."""
