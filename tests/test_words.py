@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "examples/**/*.md")
-PLACES = (*DOCUMENTS, "src/fewbytes/**/*.py", "examples/**/*.py")
+PLACES = (*DOCUMENTS, "src/fewbytes/**/*.py", "src/fewbytes/**/templates/**/*.*", "examples/**/*.py")
 """The checked files."""
 DIALECT = {
     "a page of it": r"\bmakes? a page of\b",
