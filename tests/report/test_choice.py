@@ -187,9 +187,8 @@ def test_what_chance_may_score_is_no_better_than_guessing():
         return lines(*runs)["global"]
 
     assert "use m2, global 15.9% " in told(None, 0.1, 0.159)  # as before, if nobody knows on how many samples
-    chance = (
-        r"none of these methods.* 10.0% \(up to 16.0% by chance on 100 test samples\)"  # 0.1 + 2 √(0.1 · 0.9 / 100)
-    )
+    # 0.1 + 2 √(0.1 · 0.9 / 100) = 0.16
+    chance = r"none of these methods.* 10.0% \(up to 16.0% by chance on 100 test samples\)"
     assert re.search(chance, told(100, 0.1, 0.159))
     assert "use m2, global 16.1% " in told(100, 0.1, 0.161)
     assert "use m2, global 15.9% " in told(1000, 0.1, 0.159)
