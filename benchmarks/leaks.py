@@ -82,11 +82,11 @@ Results = dict[str, dict[str, Any]]
 """By method and attack: its result, or why it does not apply."""
 PAGE = """# What each method leaks
 
-`python benchmarks/leaks.py` makes this page from `leaks.json`. Every figure is measured, on one small run of each
-method: the digits, split evenly among {clients} clients with 180 samples each, {rounds} rounds of {epochs} epochs
-(lr {lr}, batch {batch}, an MLP), seed 0. The script lists the methods that need other settings.
-`fewbytes attack RUN` measures the same for your own run; on other data, figures differ. See the
-[threat model](threat-model.md) and the [glossary](glossary.md).
+What can attacks learn from what a client sends, and what can one malicious client do? `fewbytes attack RUN` measures
+it for your own run. Here it is measured on one small run of each method: the digits, split evenly among {clients}
+clients with 180 samples each, {rounds} rounds of {epochs} epochs (lr {lr}, batch {batch}, an MLP), seed 0. On other
+data, figures differ. `python benchmarks/leaks.py` makes this page from `leaks.json`, and lists the methods that need
+other settings. See the [threat model](threat-model.md) and the [glossary](glossary.md).
 
 Every attack has a **control**, in parentheses, which must succeed. If it fails, the figure is void and says nothing
 about the method. A low figure means that these attacks found little, not that no attack would find more.
@@ -110,7 +110,7 @@ about the method. A low figure means that these attacks found little, not that n
   as 0 once they have the corner. The control is FedAvg, in which it must succeed in 80 %.
 
 An attack "does not apply" if the method sends no model values: this attack needs them to compute gradients, or to send
-false ones. That is no promise: means, changes and blocks can be falsified, and reveal something, too.
+false ones. This is not a promise: means, changes and blocks can be falsified, and reveal something, too.
 
 For rules that tolerate malicious clients, see [robust aggregation](aggregation.md); for hiding members, see
 [privacy](privacy.md). Rows 19 to 22 of [Hardening](hardening.md) measure both.

@@ -28,7 +28,7 @@ def git(*arguments: str) -> str:
 
 def numbers(version: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        sys.exit(f"{version!r} is no version: three numbers, such as 0.9.0")
+        sys.exit(f"{version!r} is not a version: three numbers, such as 0.9.0")
     return tuple(map(int, version.split(".")))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "examples/**/*.md")
-PLACES = (*DOCUMENTS, "src/fewbytes/**/*.py")
+PLACES = (*DOCUMENTS, "src/fewbytes/**/*.py", "src/fewbytes/**/templates/**/*.*", "examples/**/*.py")
 """The checked files."""
 DIALECT = {
     "a page of it": r"\bmakes? a page of\b",
@@ -26,7 +26,11 @@ DIALECT = {
     "come to": r"\b(?:what|it|they) (?:\w+ )?(?:comes?|came) to\b|\bwhat came of\b",
     "dealt out": r"\bdealt\b|\bdeals? (?:it |them |data )?out\b",
     "gaps": r"\bgaps (?:between|of) (?:indices|ones|places)\b",
+    "go by": r"\bgo(?:es)? by (?!a schedule)",
     "go on": r"\bgo(?:es|ing|ne)? on\b|\bwent on\b",
+    "in the mean over": r"\bin the mean over\b",
+    "is no, are no": r"(?<!there )(?<!which )(?<!here )\b(?:is|was|are|were) no (?!promise|such|\w*er\b|less|more)\w+",
+    "law, room": r"\ba law (?:checks|of)\b|\b(?:all|the) laws\b|\b(?:same|into) rooms\b|\brooms that\b",
     "left alone": r"\bleft alone\b",
     "levels": r"\b(?:how large|a tensor's|coded|quantised) levels\b",
     "lie, liar": r"\b(?:liars?|lied)\b|\blying client|\b(?:client|frame|replie|server)s? (?:that |who )?lies?\b",
@@ -36,9 +40,11 @@ DIALECT = {
     "perhaps": r"\bperhaps\b",
     "said": r"\b(?:and|are|be|been|is|was|were) said\b",
     "slips": r"\bslips?\b",
-    "so many": r"\b(?:first|last) so many\b|\bover so many\b",
+    "so many": r"\b(?:first|last) so many\b|\b(?:every|for|of|over|to) so many (?:bits|digits|seconds|rounds)\b",
     "strange": r"\bstrange\b",
+    "takes no part": r"\bt(?:akes?|ook) no part\b",
     "tells": r"\btells? (?:all|how|of|what|yours)\b|\brounds tell\b",
+    "to the bit": r"\bto the bit\b",
     "told": r"\btold(?= ?[,.;:)]| in a note| at (?:first|the end))|\bunless told otherwise\b",
     "what goes wrong": r"\bwhat goes wrong\b",
     "who is there": r"\bwho is there\b",
@@ -63,14 +69,11 @@ def prose(path: Path) -> str:
 
 
 def python_prose(source: str) -> str:
-    """The docstrings, also those of variables, and the comments of Python code."""
-    texts = [
-        node.value.value
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    ]
+    """The strings of several words (docstrings, messages, help), and the comments of Python code."""
+    strings = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    texts = [text for text in strings if isinstance(text, str) and len(text.split()) > 1]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return "\n".join([*texts, *(token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT)])
+    return " |\n".join([*texts, *(token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT)])
 
 
 def old_words(text: str) -> list[str]:
@@ -100,16 +103,18 @@ def test_every_old_word_is_a_row_of_the_table_with_its_replacement():
         "The same command goes on.",
         "The rate is drawn anew. Who copies these files undoes that.",
         "What differs is told at the end.",
+        "This file is no table. Values are no numbers. Results are equal to the bit.",
     ],
 )
 def test_an_old_word_is_found(text):
     assert old_words(text)
 
 
-def test_the_prose_of_code_is_its_docstrings_and_comments():
-    code = '''def told(anew):\n    """Perhaps."""\n    print("strange")  # a liar\n\n\nX = 1\n"""What is told."""\n'''
-    assert sorted(python_prose(code).split("\n")) == ["Perhaps.", "What is told.", "a liar"]
+def test_the_prose_of_code_is_its_strings_of_several_words_and_comments():
+    code = '''def told(anew):\n    """Perhaps so."""\n    print("strange")  # a liar\n\n\nX = 1\n"""Is told."""\n'''
+    assert sorted(python_prose(code).split(" |\n")) == ["Is told.", "Perhaps so.", "a liar"]
 
 
 def test_honest_uses_are_not_counted():
+    assert not old_words("There is no file. The node is no longer a member. It is no more accurate.")
     assert not old_words("Splits at any level of a tree. A graphics card. Files lie beside each other. Who is asked?")

@@ -88,8 +88,9 @@ def page(results: Mapping[str, Any], faults: Sequence[Fault] = FAULTS) -> str:
     lines = [
         "# Faults and attacks, measured",
         "",
-        "`make hardening` makes this page from `hardening.json`; `benchmarks/hardening` measures every figure. See the "
-        "[threat model](threat-model.md) and the [glossary](glossary.md).",
+        "What runs and deployments do when something fails or attacks them, measured, with the goal of each figure. "
+        "`make hardening` measures all of it and makes this page. See the [threat model](threat-model.md) and the "
+        "[glossary](glossary.md).",
         "",
         f"Of {len(faults)} kinds of faults, {len(met)} meet every goal, {len(missed)} do not{_listed(missed)}, and "
         f"{len(none)} are not measured{_listed(none)}. All measurements took {seconds / 60:.0f} minutes.",

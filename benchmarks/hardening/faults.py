@@ -138,7 +138,7 @@ FAULTS = (
         lacking="the server's own keys in place of neighbours', which nobody authenticates",
     ),
     Fault(28, "a server that looks for one sample, or repeats its requests", (Measure("nodes.oracle", 5, 50),)),
-    Fault(29, "a neighbour on the host", (Measure("nodes.planted", 1, 1),)),
+    Fault(29, "another account on the host", (Measure("nodes.planted", 1, 1),)),
     Fault(30, "outlying clients", (Measure("watch.named", 20, 60, 400), Measure("watch.costs", 5, 15, 300))),
     Fault(
         31,

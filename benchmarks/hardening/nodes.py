@@ -369,7 +369,7 @@ def planted(_: int) -> list[Figure]:
         subprocess.run([sys.executable, "-c", CODE, folder], timeout=60, check=True, capture_output=True)
         cleared = not left.exists()
     return [
-        never(f"runs that hang or end because of files that a neighbour left, of {len(PLANTS)} kinds", hung),
+        never(f"runs that hang or end because of files that another account left, of {len(PLANTS)} kinds", hung),
         never("files created or removed elsewhere", written + removed),
         control("files of the user's own killed run are removed", str(cleared), "True"),
     ]

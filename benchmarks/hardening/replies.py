@@ -271,7 +271,7 @@ def dropouts(rounds: int) -> list[Figure]:
             math.comb(asked, k) * part**k * (1 - part) ** (asked - k) for k in range(asked - COHORT + 1)
         )  # that so few drop out
         what = f"{part:.0%} drop out, {1 + over:.0%} asked: rounds done"
-        if least == 1:  # a round with fewer is no round
+        if least == 1:  # a round with fewer is not a round
             what = f"the same with --min-replies 1, which retries a round: rounds done, each with {COHORT} replies"
         found.append(Figure(what, f"{done} of {rounds}", "all", done == rounds))
         if least < 1:

@@ -49,7 +49,7 @@ def rounds(repeats: int) -> list[Figure]:
 
 
 def summed(count: int) -> list[Figure]:
-    """So many sums of ten clients' million values, by the masks of all pairs: equal to the bit to those without; and
+    """So many sums of ten clients' million values, by the masks of all pairs: equal, bit for bit, to those without; and
     how unlike chance the bytes of one client are."""
     equal, lowest, off = 0, 1.0, 0.0
     for seed in range(count):
@@ -68,7 +68,7 @@ def summed(count: int) -> list[Figure]:
         expected = counts.sum() / 256
         lowest = min(lowest, float(chi2.sf(((counts - expected) ** 2).sum() / expected, 255)))
     return [
-        Figure(f"{count} masked sums equal to the bit to the plain quantised sum", f"{equal} of {count}", "all",
+        Figure(f"{count} masked sums equal, bit for bit, to the plain quantised sum", f"{equal} of {count}", "all",
                equal == count),
         Figure(
             "largest difference from the mean of the values",

@@ -5,7 +5,7 @@
 Digits, ten clients, of one main category each (80 % of their samples) or class-balanced; ResNet-8 of width 16 with 8
 base kernels. Every run takes the same number of local steps, in rounds of `--lengths` of them, and without momentum,
 which each round begins anew: runs differ only in what is uploaded, and when. Permuted upload is as published, or with
-groups dealt out anew in each round; `common` averages what is common, `owners=0` everything; MB are 10^6 bytes that all
+groups split again in each round; `common` averages what is common, `owners=0` everything; MB are 10^6 bytes that all
 clients sent in the run. A run that is finished in --out is not run again. The picture needs matplotlib, which the extra
 `detection` brings along.
 """

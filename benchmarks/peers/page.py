@@ -89,7 +89,7 @@ def line(found: Found, name: str) -> str:
         if row is not None:
             lines = [f"{way}: {scores(row, key)} points" for key, way in WAYS.items() if "seeds" in row]
             parts.append("; ".join([f"{called}, on the same batches: {same(row)}", *lines]))
-    return f"**Beside other code** ([agreement](../agreement.md)). {'. '.join(parts)}."
+    return f"**Compared with other code** ([agreement](../agreement.md)). {'. '.join(parts)}."
 
 
 def marked(text: str, mark: str, lines: Sequence[str]) -> str:

@@ -121,13 +121,13 @@ def copied(model: nn.Module) -> State:
 
 
 def commit_of(checkout: Path) -> str:
-    """The checkout's commit. Exits if it is no checkout."""
+    """The checkout's commit. Exits if it is not a checkout."""
     if not (checkout / "system" / "main.py").is_file():
         raise SystemExit(f"{checkout} has no system/main.py: give the folder of a git checkout of the peer")
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{checkout} is no git checkout, so its version is unknown: clone the peer with git")
+        raise SystemExit(f"{checkout} is not a git checkout, so its version is unknown: clone the peer with git")
     return done.stdout.strip()
 
 

@@ -57,9 +57,9 @@ class Hospital:
 
 
 def main() -> None:
-    """Make the sites, run, check what came of it."""
+    """Make the sites, run, and check the results."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--dataset", default="digits", help="images that are dealt out to the sites")
+    options.add_argument("--dataset", default="digits", help="images that are split among the sites")
     options.add_argument("--part", type=float, default=1.0, help="how much of them")
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--model", default="mlp")

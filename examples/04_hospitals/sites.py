@@ -18,11 +18,11 @@ def make_sites(folder: Path, dataset: str = "digits", part: float = 1.0, alpha: 
     A site's classes are as uneven as Dirichlet's `alpha` is small; some it may lack altogether.
     """
     data = load_dataset(dataset).part(part, seed=0)
-    dealt = federate(data, Partition(clients=len(SITES), alpha=alpha), seed=1)
+    split = federate(data, Partition(clients=len(SITES), alpha=alpha), seed=1)
     write(folder / "server" / "scans" / "test", data.test, data.classes)
-    for name, client in zip(SITES, dealt.clients, strict=True):
+    for name, client in zip(SITES, split.clients, strict=True):
         write(folder / name / "scans" / "train", client.train, data.classes)
-    return {name: len(client.train) for name, client in zip(SITES, dealt.clients, strict=True)}
+    return {name: len(client.train) for name, client in zip(SITES, split.clients, strict=True)}
 
 
 def write(folder: Path, images: Split, classes: tuple[str, ...]) -> None:

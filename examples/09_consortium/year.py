@@ -107,7 +107,7 @@ class Consortium:
     def further(self, rounds: int) -> None:
         """Wait for further rounds."""
         seen = len(self.rows())
-        self.until(lambda: len(self.rows()) >= seen + rounds, "rounds go on")
+        self.until(lambda: len(self.rows()) >= seen + rounds, "rounds continue")
 
     def story(self) -> None:
         """The year."""
@@ -139,7 +139,7 @@ class Consortium:
         since = self.log("south").stat().st_size
         self.fewbytes("server", "federation", "remove", "south")
         removed = time.monotonic()
-        self.until(self.says("server", "south is no member any more, and refused"), "south is removed", REFUSED_SECONDS)
+        self.until(self.says("server", "south is no longer a member, and refused"), "south is removed", REFUSED_SECONDS)
         self.until(self.says("south", "does not accept this node", since), "south reads so", REFUSED_SECONDS)
         took = time.monotonic() - removed
         insist(took < REFUSED_SECONDS, f"south was refused after {took:.1f} s")

@@ -195,8 +195,8 @@ def test_mistakes_are_told_and_nothing_is_written(run, tmp_path):
     assert sorted(run.iterdir()) == before
     for words, told in {
         ("--poison", "lie"): "poison is one of scale",
-        ("--poison", "scale", "--images", "3"): "--images is no setting of poisoning",
-        ("--poison", "scale", "--client", "1"): "--client is no setting of poisoning",
+        ("--poison", "scale", "--images", "3"): "--images is not a setting of poisoning",
+        ("--poison", "scale", "--client", "1"): "--client is not a setting of poisoning",
         ("--poison", "scale", "--membership"): "one attack at a time",
     }.items():
         done = fewbytes("attack", run, *words)

@@ -262,7 +262,7 @@ def test_a_budget_is_kept_and_told(tmp_path, monkeypatch, capsys):
     code, out, errors = ended(capsys, monkeypatch, tmp_path, "compare", "fedavg", "ensemble", *options)
     assert code == 0, errors
     assert "ends with round 1:" in " ".join(errors.split())
-    assert "For a global model take" in out
+    assert "For a global model, use" in out
     assert "over the budget" in out
     folder = only_run(tmp_path)
     result = json.loads((folder / "fedavg" / "result.json").read_text())

@@ -146,14 +146,14 @@ MISTAKES = {
     "out is a broken link": (["decode", "whole.frame", "--out", "link"], "link exists"),
     "no folder for out": (["encode", "after.safetensors", "--out", "no/x.frame"], "there is no folder no"),
     "too few bits": (["encode", "after.safetensors", "--bits", "0.01"], "--bits"),
-    "bits that are no number": (["encode", "after.safetensors", "--bits", "nan"], "bits must be"),
+    "bits that are not a number": (["encode", "after.safetensors", "--bits", "nan"], "bits must be"),
     "an unknown exact name": (["encode", "after.safetensors", "--bits", "1", "--exact", "layr"], "'layr'"),
     "exact without bits": (["encode", "after.safetensors", "--exact", "layer.weight"], "add --bits"),
     "a type that cannot travel": (["encode", "complex.safetensors"], "'w'"),
     "a stream's message": (["decode", "stream.frame"], "fewbytes.codec.Decoder"),
     "a method's message": (["decode", "method.frame"], "fewbytes inspect"),
     "a name that safetensors files cannot have": (["decode", "metadata.frame"], "'__metadata__'"),
-    "a limit that is no size": (["decode", "whole.frame", "--limit", "much"], "not 'much'"),
+    "a limit that is not a size": (["decode", "whole.frame", "--limit", "much"], "not 'much'"),
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def test_a_log_has_a_line_for_what_is_waited_for_and_of_a_deployment_for_each_ro
 
 
 def test_lines_end_between_words_on_a_terminal_and_are_whole_elsewhere() -> None:
-    text = "For personalised models take separate, with nothing sent: see runs/20261129-110655-compare/report.html"
+    text = "For personalised models, use separate, with nothing sent: see runs/20261129-110655-compare/report.html"
     for terminal in (True, False):
         file = io.StringIO()
         Visible(file=file, force_terminal=terminal, width=50, **PLAIN).print(text, soft_wrap=True)

@@ -61,7 +61,7 @@ def test_a_survey_without_figures_says_so_and_gives_no_schema(clients, tmp_path)
     [
         (["--tell", "all"], "--tell is one of figures, labels, sizes, nothing"),
         (["--tell", "figures,nothing"], "--tell names 2 sites, and there are 3"),
-        (["--hosts", "a,b,c", "--tell", "sizes"], "real sites say it in their node.toml"),
+        (["--hosts", "a,b,c", "--tell", "sizes"], "real sites set it in their node.toml"),
         (["--address", "server.example:9092"], "add --hosts or --federation"),
         (["--dp", "epsilon=0,delta=1e-5"], "epsilon and clip above 0"),
     ],

@@ -145,7 +145,7 @@ REFUSED = {
     "buffers that change shape": (quantisation_aware, "buffer '0.weight_fake_quant.* changes its shape.*on a sample"),
     "a tuple in training": (
         lambda: Net(lambda m, x: (m.last(x), x) if m.training else m.last(x), last=nn.Linear(8, 3)),
-        "in training, .* the model gives a tuple.*output='whole'",
+        "in training, .* the model returns a tuple.*output='whole'",
     ),
     "fails in training": (
         lambda: nn.Sequential(nn.Linear(8, 3), Net(lambda m, x: x.view(2, 2, 7) if m.training else x)),

@@ -71,7 +71,7 @@ def test_an_outage_is_waited_for():
 def test_links_are_rates_with_outages(wrong):
     with pytest.raises(fb.UserError, match=r"^links are rates"):
         Links.read(wrong)
-    with pytest.raises(fb.UserError, match="must be there at times"):
+    with pytest.raises(fb.UserError, match="must work at times"):
         Links.read("1Mbps-10m/10m")
 
 

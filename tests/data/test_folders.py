@@ -247,7 +247,7 @@ def test_masks_beside_pictures_are_passed_over_and_said(mask, tmp_path):
     Image.new("L", (4, 4), 100).save(tmp_path / "x" / "benign" / "gas_mask.png")  # of no picture
     data = load_dataset(str(tmp_path / "x"))
     assert sorted(greys(data, "train") + greys(data, "test")) == [*written, 100]
-    assert "passed over: 12 masks of pictures" in data.notes[-1]
+    assert "skipped: 12 masks of pictures" in data.notes[-1]
 
 
 # Stray files ----------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_links_to_nowhere_are_passed_over_and_said_and_links_out_are_refused(tmp
     (tmp_path / "x" / "c").symlink_to("/nowhere/c")
     data = load_dataset(str(tmp_path / "x"))
     assert (data.classes, len(data.train) + len(data.test)) == (("a", "b"), 4)
-    assert "passed over: 4 links to missing files" in data.notes[0]
+    assert "skipped: 4 links to missing files" in data.notes[0]
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "train.csv").symlink_to("/nowhere/train.csv")
     with pytest.raises(UserError, match=r"train.csv \(a link"):

@@ -114,7 +114,7 @@ def test_a_list_keeps_the_splits_that_folders_have(test, place, tmp_path):
     pixels = [(split.load()[0][:, 0, 0, 0] * 255).round().int().tolist() for split in (data.train, data.test)]
     assert pixels == [[0, 1, 2], [3, 4, 5, 6, 7, 8, 9]]
     assert labels(data) == {i: "ab"[i % 2] for i in range(10)}
-    assert "3 for training and 7 for testing by their folders; passed over: 2 in other folders" in data.notes[0]
+    assert "3 for training and 7 for testing by their folders; skipped: 2 in other folders" in data.notes[0]
     frame.assign(patient="p").to_csv(tmp_path / "list.csv", index=False)
     with pytest.raises(UserError, match="of 'patient'"):
         read(tmp_path, "y", group="patient")

@@ -179,8 +179,8 @@ def test_a_site_whose_folder_does_not_suit_is_named_and_the_others_go_on(places,
     assert (of(out, "result.json")["absent"], of(out, "result.json")["left_out"]) == ({"2": 3}, 3)
     (run,) = read_runs([out])
     (line,) = captions([run])
-    assert re.match(rf"left out: client 2 took no part in 3 of 3 rounds \(site-2: .*{says}", line)
-    assert "Client 2 took no part in 3 of 3 rounds" in write_report([run], out / "report.html").read_text()
+    assert re.match(rf"left out: client 2 missed 3 of 3 rounds \(site-2: .*{says}", line)
+    assert "Client 2 missed 3 of 3 rounds" in write_report([run], out / "report.html").read_text()
     with pytest.raises(fb.UserError, match=rf"^client 2 \(site-2\) .*{says}"):
         deployed(places, places / "none", monkeypatch)
 
@@ -208,7 +208,7 @@ TABLE = {"age": [30, 50, 70, 50], "sex": ["f", "m", "f", "m"], "target": ["ill",
         ({"sex": None}, "a table has no column 'sex': use the column names of the server's table$"),
         (
             {"sex": ["f", "x", "f", "m"]},
-            "a table's column 'sex' has a value that is no category .* or add a row with it to the server's",
+            "a table's column 'sex' has a value that is not a category .* or add a row with it to the server's",
         ),
         (
             {"target": ["ill", "well", "dead", "well"]},
@@ -267,7 +267,7 @@ def test_of_a_client_s_values_the_server_is_told_none(places, monkeypatch, capfd
     watcher = Told()
     deployed(places, places / "deployed", monkeypatch, watcher=watcher, all_of=0.5)
     ((_, why),) = watcher.lines
-    assert why.startswith("site-2: a table's column 'age' has a value that is no number: correct it")
+    assert why.startswith("site-2: a table's column 'age' has a value that is not a number: correct it")
     assert "row 2 of the data: 'fifty' is not a number" in capfd.readouterr().err
     (places / "south" / "cells" / "train.csv").write_text("age,sex,target\n50,25,f,ill\n")
     with pytest.raises(fb.UserError, match="more or fewer values"):

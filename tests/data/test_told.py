@@ -67,7 +67,7 @@ def png(value: int = 0, size: int = 8, mode: str = "L") -> bytes:
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, str | bytes] = {
-    "a value that is no number": HEAD + "\n".join([*ROWS[:-1], f"{MARK},f,1"]) + "\n",
+    "a value that is not a number": HEAD + "\n".join([*ROWS[:-1], f"{MARK},f,1"]) + "\n",
     "a category of its own": HEAD + "\n".join([*ROWS[:-1], f"30,{MARK},1"]) + "\n",
     "a class of its own": HEAD + "\n".join([*ROWS[:-1], f"30,f,{MARK}"]) + "\n",
     "a row too long": HEAD + "\n".join([*ROWS[:-1], f"30,f,1,{MARK}"]) + "\n",

@@ -276,7 +276,7 @@ def test_a_comparison_says_whether_federating_helps(hospitals, capsys, monkeypat
     code, out, _ = ended(capsys, monkeypatch, hospitals, "compare", "fedavg", "separate", *arguments, *more)
     assert code == 0
     assert "fedavg's shared model is" in out
-    assert "than training alone in the mean over 3 sites' test sets" in out
+    assert "than training alone on average over 3 sites' test sets" in out
     [folder] = (hospitals / "compared").iterdir()
     assert len(read_runs([folder])) == 2
     found = json.loads((folder / "evaluation.json").read_text())

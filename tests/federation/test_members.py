@@ -79,7 +79,7 @@ def test_what_is_no_members_request_is_refused(folder, tmp_path):
     for changed in (msgspec.structs.replace(mine, name="south"), msgspec.structs.replace(mine, signature="")):
         with pytest.raises(UserError, match=r"request of \w+: the key that it names has not signed it"):
             members.join(folder, changed)
-    with pytest.raises(UserError, match=r"sout is no member.*members: north"):
+    with pytest.raises(UserError, match=r"sout is not a member.*members: north"):
         members.remove(folder, "sout")
     with pytest.raises(UserError, match=r"south1 is not invited \(did you mean 'south'\?\)"):
         members.join(folder, request(tmp_path / "c", "south1"))

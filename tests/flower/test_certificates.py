@@ -86,7 +86,7 @@ def damaged(what: str, folder: Path) -> None:
         ("no key", r"server\.key: not a private key in PEM form"),
         ("no certificate", r"server\.pem is not a certificate"),
         ("no root", r"ca\.crt is missing"),
-        ("expired", r"server\.pem: the certificate of 'CN=server' is out of date since 2"),
+        ("expired", r"server\.pem: the certificate of 'CN=server' expired on 2"),
         ("not yet", r"server\.pem: .* is valid from .* on: check this machine's clock"),
     ],
 )

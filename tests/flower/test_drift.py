@@ -20,7 +20,7 @@ NOT_JUDGED = {
     "fedcac", "feddistill", "fedgen", "fedgh", "fedkd", "fedkgf", "fedktl", "fedlps", "fedma", "fedpm", "fedproto",
     "fedpurin", "fml", "fusefl", "genefl", "lg_fedavg", "scaffold",
 }  # fmt: skip
-"""Methods that send numbers which are no model to go on from as it is."""
+"""Methods that send numbers which are not a model for further training."""
 
 
 def grid_of(name, folder, drift):

@@ -285,7 +285,7 @@ class Buffers(nn.Module):
 
 
 class NotKept(nn.Module):
-    """A moving average that is no part of the state."""
+    """A moving average that is not part of the state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,7 +360,7 @@ class ExtraTensor(nn.Module):
 
 
 class ExtraWords(nn.Module):
-    """An extra state that is no tensor, and so does not travel."""
+    """An extra state that is not a tensor, and so does not travel."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -62,9 +62,9 @@ def test_a_planted_pipe_does_not_stop_a_run(tmp_path):
     [
         (("--mailbox", "box"), "--mailbox needs --federation DIR"),
         (("--federation", "federation", "--by-mailbox", "north"), "--by-mailbox needs --mailbox PLACE"),
-        (("--federation", "federation", "--mailbox", "box", "--by-mailbox", "nord"), "'nord', which is no member"),
+        (("--federation", "federation", "--mailbox", "box", "--by-mailbox", "nord"), "'nord', which is not a member"),
         (("--federation", "federation", "--mailbox", "box", "--print"), "no program is started for members"),
-        (("--federation", "federation", "--mailbox", "what://box"), "what://box is no place for files"),
+        (("--federation", "federation", "--mailbox", "what://box"), "what://box is not a place for files"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_a_line(tmp_path, options, words):

@@ -73,5 +73,5 @@ def test_a_name_that_leads_elsewhere_is_refused(run):
 
 
 def test_another_file_is_none_of_ours():
-    with pytest.raises(NotAccepted, match="no sealed file"):
+    with pytest.raises(NotAccepted, match="not a sealed file"):
         read_header(b"PK\x03\x04")

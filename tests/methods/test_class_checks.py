@@ -122,15 +122,15 @@ def gives_nothing(self, state, problem):
             {"headline": "personalised"},
             r"Mine.headline means nothing to a run: write promises = Promises\(headline=…\)",
         ),
-        ({"local": fb.Local()}, "Mine.local has no type, so it is no hyper-parameter: write local: Local = "),
-        ({"keep": 3}, "Mine.keep has no type, so it is no hyper-parameter: write keep: int = "),
+        ({"local": fb.Local()}, "Mine.local has no type, so it is not a hyper-parameter: write local: Local = "),
+        ({"keep": 3}, "Mine.keep has no type, so it is not a hyper-parameter: write keep: int = "),
         (
             {"headlin": "x", "__annotations__": {"headlin": ClassVar[str]}},
             r"Mine.headlin means nothing .* Promises\(headline=…\)",
         ),
         (
             {"promises": fb.Promises(), "__annotations__": {"promises": fb.Promises}},
-            "promises is no hyper-parameter but a property of the method",
+            "promises is not a hyper-parameter but a property of the method",
         ),
         ({"round": rebinds}, r"test_class_checks.py, line \d+: Mine.round .*`state` .*state.… = …"),
         ({"train": restates}, "Mine.train .*`state`"),
@@ -377,6 +377,6 @@ def test_what_only_looks_like_a_handler_is_none():
 
 def test_a_headline_that_nothing_scores_is_told():
     with pytest.warns(
-        RuntimeWarning, match="should be judged by 'personal' .its headline., which nothing computes: there are"
+        RuntimeWarning, match="names 'personal' as its headline score, which nothing computes: there are"
     ):
         run(promises=fb.Promises(headline="personal"))

@@ -318,7 +318,7 @@ def test_where_no_model_is_named_kgf_takes_one_with_convolutions(fewbytes):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "fedavg", "--kgf", "512"], "take fewer, or a model with wider convolutions"),
+        (["run", "fedavg", "--kgf", "512"], "use fewer, or a model with wider convolutions"),
         (["run", "fedavg", *QUICK, "--kgf", "512"], "no convolution whose kernels 512 base kernels"),
         (["run", "fedkgf", *QUICK, "--set", "base=64"], "no convolution whose kernels 64 base kernels"),
         (["run", "fedkgf", *QUICK, "--model", "mlp"], "no convolution whose kernels"),

@@ -107,7 +107,7 @@ def test_what_an_installed_package_gets_wrong_is_told(install):
 WRONG = {
     "Missing": ("", "cannot be imported: AttributeError: .* has no attribute 'Missing'$"),
     "Plain": ("class Plain: pass", "is not a method"),
-    "Loose": (METHOD.format(name="Loose").replace("(frozen=True)", ""), "Loose is no frozen dataclass"),
+    "Loose": (METHOD.format(name="Loose").replace("(frozen=True)", ""), "Loose is not a frozen dataclass"),
     "Empty": ("import fewbytes as fb\nclass Empty(fb.Method): pass", "lacks round"),
     "Needy": (METHOD.format(name="Needy") + "    needed: int\n", "no default for needed"),
     "Broken": ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero$"),

@@ -82,7 +82,7 @@ def accuracy(factor: float, rule: str, rounds: int = 20) -> float:
 @pytest.mark.parametrize("factor", [100.0, -100.0])
 def test_the_mean_is_the_liars(factor):
     assert accuracy(1.0, "mean", rounds=4) > 0.85
-    assert accuracy(factor, "mean", rounds=4) < 0.5  # in a few more it is no number
+    assert accuracy(factor, "mean", rounds=4) < 0.5  # in a few more it is not a number
 
 
 @pytest.mark.parametrize("rule", sorted(EVERY_RULE))
@@ -124,7 +124,7 @@ def test_running_statistics_hide_no_liar_from_clipping(tmp_path):
 
 @dataclass(frozen=True)
 class Diverged(fb.FedAvg):
-    """FedAvg with two clients that send what is no number."""
+    """FedAvg with two clients that send what is not a number."""
 
     def train(self, state: None, message: Model, site: fb.Site) -> Trained:
         reply = super().train(state, message, site)

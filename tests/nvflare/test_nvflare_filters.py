@@ -1,4 +1,4 @@
-"""The filters between a server and clients that lose messages, fail, restart, and send what is no message."""
+"""The filters between a server and clients that lose messages, fail, restart, and send what is not a message."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_release_is_dated_tagged_and_built(repository):
     ("version", "said"),
     [
         ("0.3.0", "CHANGELOG.md: ^## 0\\.3\\.0 \\(unreleased\\)$ stands there 0 times, not once"),
-        ("1.0", "'1.0' is no version"),
+        ("1.0", "'1.0' is not a version"),
     ],
 )
 def test_what_cannot_be_released(repository, version, said):

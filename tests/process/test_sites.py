@@ -79,7 +79,7 @@ def test_a_site_that_is_not_fit_hears_so_at_once_and_the_same_folders_serve_once
     with ExitStack() as stack:
         server, run = begun(tmp_path, sites, said, "sh start.sh", stack)
         host(run, "south", stack)
-        why = "a table's column 'age' has a value that is no number"
+        why = "a table's column 'age' has a value that is not a number"
         assert until(lambda: f"client 1 cannot join: south: {why}" in said.read_text())
         assert server.poll() is None  # it waits for the other
         assert list(run.rglob("*.db"))  # all that it received

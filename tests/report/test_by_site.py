@@ -65,16 +65,14 @@ def test_a_gain_above_chance_is_said_to_help():
     [words] = verdicts(evaluation({("shared model", "training alone"): [0.12, 0.0, 0.06]}))
     assert words == (
         "Federating helps: by accuracy, the shared model is 6.0 percentage points (95 % interval 3.5 to 8.5) better "
-        "than training alone in the mean over 3 sites' test sets; by site: better at north, west; not distinguishable "
+        "than training alone on average over 3 sites' test sets; by site: better at north, west; not distinguishable "
         "at 1 of 3."
     )
 
 
 def test_a_loss_is_said_to_harm():
     [words] = verdicts(evaluation({("shared model", "training alone"): [-0.12, -0.06, 0.0]}))
-    assert words.startswith(
-        "Federating does harm: by accuracy, the shared model is 6.0 percentage points (95 % interval"
-    )
+    assert words.startswith("Federating hurts: by accuracy, the shared model is 6.0 percentage points (95 % interval")
     assert "3.5 to 8.5) worse than training alone" in words
     assert "worse at north, <b>south" in words
 
@@ -82,7 +80,7 @@ def test_a_loss_is_said_to_harm():
 def test_what_may_be_chance_is_open():
     [words] = verdicts(evaluation({("shared model", "training alone"): [0.01, 0.02, 0.0]}))
     assert words.startswith(
-        "It is open whether federating helps: by accuracy, the shared model is 1.0 percentage points"
+        "It is unclear whether federating helps: by accuracy, the shared model is 1.0 percentage points"
     )
     assert words.endswith("by site: not distinguishable at 3 of 3.")
 
@@ -96,8 +94,8 @@ def test_of_many_methods_the_best_of_each_kind_is_named():
         }
     )
     shared, own = verdicts(found)
-    assert shared.startswith("Federating helps with one model for all: ")
-    assert own.startswith("It is open whether federating helps with a model for each site: ")
+    assert shared.startswith("Federating helps with one shared model: ")
+    assert own.startswith("It is unclear whether federating helps with a model for each site: ")
     assert "fedprox's shared model is 20.0 percentage points" in shared
     assert "(the best of 2 methods, which flatters it)" in shared
     assert "fedbn's own models are 0.0 percentage points" in own
@@ -109,7 +107,7 @@ def test_without_training_alone_nothing_is_claimed():
     assert unknown.startswith("Whether federating helps is not known")
     assert contribution == (
         "Contribution of north: with it, the shared model's accuracy is 0.0 percentage points (95 % interval -2.5 to "
-        "2.5) better in the mean over 3 sites, which may be chance; 10.0 percentage points (95 % interval 5.0 to 15.0) "
+        "2.5) better on average over 3 sites, which may be chance; 10.0 percentage points (95 % interval 5.0 to 15.0) "
         "better at north itself."
     )
 

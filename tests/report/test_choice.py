@@ -90,12 +90,12 @@ def test_the_reason_is_told_in_figures():
     cheap, dear = run("cheap", 12_300_000, personalised=0.931), run("dear", 38_000_000, personalised=0.934)
     told = lines(cheap, dear, run("far", 10_000, personalised=0.9))["personalised"]
     assert re.search(
-        r"take cheap, personalised 93.1% with 24.6 MB in both directions: .*\(dear, 93.4% with 76.0 MB in", told
+        r"use cheap, personalised 93.1% with 24.6 MB in both directions: .*\(dear, 93.4% with 76.0 MB in", told
     )
     alone = lines(run("separate", 0, personalised=0.93), cheap)["personalised"]
-    assert "take separate, personalised 93.0% with nothing sent" in alone
+    assert "use separate, personalised 93.0% with nothing sent" in alone
     alone = lines(run("best", 5, **{"global": 0.9}), run("x", 9, **{"global": 0.5}))["global"]
-    assert re.search("take best, .*the most accurate, and none is cheaper", alone)
+    assert re.search("use best, .*the most accurate, and none is cheaper", alone)
 
 
 def test_the_choice_goes_by_the_bytes_of_both_directions(tmp_path):
@@ -103,7 +103,7 @@ def test_the_choice_goes_by_the_bytes_of_both_directions(tmp_path):
         run("little up", 5_000_000, down=100_000_000, **{"global": 0.9}),
         run("both small", 20_000_000, down=20_000_000, **{"global": 0.9}),
     ]
-    assert "take both small, global 90.0% with 40.0 MB in both directions: " in lines(*runs)["global"]
+    assert "use both small, global 90.0% with 40.0 MB in both directions: " in lines(*runs)["global"]
     text = write_report(runs, tmp_path / "report.html").read_text()
     traces, layout = chart(text, "choice")["global"]
     assert [trace["x"] for trace in traces if "meta" in trace] == [[105.0], [40.0]]
@@ -117,7 +117,7 @@ def test_the_choice_goes_by_the_bytes_of_both_directions(tmp_path):
 
 def test_a_download_is_not_free_for_clients_that_send_nothing():
     receives = run("receives", 0, down=900, personalised=0.9)
-    assert "take sends, " in lines(receives, run("sends", 400, personalised=0.9))["personalised"]
+    assert "use sends, " in lines(receives, run("sends", 400, personalised=0.9))["personalised"]
 
 
 def test_what_was_not_trained_alike_is_said_with_it():
@@ -143,8 +143,8 @@ def test_who_trains_but_once_trains_as_long_as_the_others_in_all():
 def test_bytes_are_worth_it_only_above_local_training():
     apart, near, best = (run(f"m{up}", up, personalised=a) for up, a in ((0, 0.9), (5, 0.908), (90, 0.915)))
     told = lines(apart, near, best)["personalised"]  # m5 is near the best, but not a percentage point above m0
-    assert re.search("take m90, personalised 91.5% with 180 B in both directions: .*better than local training", told)
-    assert "take m5, " in lines(near, best)["personalised"]  # nobody is known to do without
+    assert re.search("use m90, personalised 91.5% with 180 B in both directions: .*better than local training", told)
+    assert "use m5, " in lines(near, best)["personalised"]  # nobody is known to do without
 
 
 def test_a_model_made_by_local_training_is_not_bought():
@@ -152,12 +152,12 @@ def test_a_model_made_by_local_training_is_not_bought():
     once = run("once", 20, down=0, personalised=0.96, **{"global": 0.45})
     found = {choice.kind: choice for choice in choices([fused, once])}
     assert (found["global"].label, found["personalised"].label) == ("fused", None)
-    assert re.search("no method .*better than local training, .*96.0% in once", str(found["personalised"]))
+    assert re.search("none of these methods.*better than local training, .*96.0% in once", str(found["personalised"]))
     apart = run("separate", 0, personalised=0.94)
     told = lines(fused, once, apart)["personalised"]
-    assert re.search("take separate, .*94.0% with nothing sent: once .*96.0% by local training", told)
+    assert re.search("use separate, .*94.0% with nothing sent: once .*96.0% by local training", told)
     better = run("better", 50, personalised=0.98)
-    assert "take better, personalised 98.0%" in lines(fused, once, apart, better)["personalised"]
+    assert "use better, personalised 98.0%" in lines(fused, once, apart, better)["personalised"]
 
 
 def test_what_does_not_compare_is_not_compared():
@@ -173,10 +173,10 @@ def test_what_does_not_compare_is_not_compared():
 
 def test_nothing_is_recommended_that_learnt_nothing_or_costs_too_much():
     told = lines(run("one", 10, **{"global": 0.1}), run("two", 20, **{"global": 0.05}))["global"]
-    assert re.search("no method .*guessing the majority class, 10.0%: try more rounds", told)
+    assert re.search("none of these methods.*guessing the majority class, 10.0%: try more rounds", told)
     over, within = run("over", 200, budget=100, **{"global": 0.9}), run("within", 90, budget=100, **{"global": 0.6})
     told = lines(over, within)["global"]
-    assert "take within, global 60.0%" in told
+    assert "use within, global 60.0%" in told
     assert told.endswith("; over the budget and left out: 1.")
     assert "all exceed the budget" in lines(over, over)["global"]
 
@@ -186,14 +186,15 @@ def test_what_chance_may_score_is_no_better_than_guessing():
         runs = [run(f"m{i}", 10 * i, tested=tested, **{"global": value}) for i, value in enumerate(accuracy, 1)]
         return lines(*runs)["global"]
 
-    assert "take m2, global 15.9% " in told(None, 0.1, 0.159)  # as before, if nobody knows on how many samples
-    chance = r"no method .* 10.0% \(up to 16.0% by chance on 100 test samples\)"  # 0.1 + 2 √(0.1 · 0.9 / 100) = 0.16
+    assert "use m2, global 15.9% " in told(None, 0.1, 0.159)  # as before, if nobody knows on how many samples
+    # 0.1 + 2 √(0.1 · 0.9 / 100) = 0.16
+    chance = r"none of these methods.* 10.0% \(up to 16.0% by chance on 100 test samples\)"
     assert re.search(chance, told(100, 0.1, 0.159))
-    assert "take m2, global 16.1% " in told(100, 0.1, 0.161)
-    assert "take m2, global 15.9% " in told(1000, 0.1, 0.159)
+    assert "use m2, global 16.1% " in told(100, 0.1, 0.161)
+    assert "use m2, global 15.9% " in told(1000, 0.1, 0.159)
     near = told(100, 0.155, 0.161)  # the cheaper one is near the best, and chance may score as much
     assert near.endswith("guessing.")
-    assert "take m2, global 16.1% " in near
+    assert "use m2, global 16.1% " in near
 
 
 def test_metrics_that_guesses_have_a_value_of_are_compared_with_it():
@@ -201,11 +202,11 @@ def test_metrics_that_guesses_have_a_value_of_are_compared_with_it():
         return lines(*(run(f"m{i}", i, tested=100, metric=metric, **{"global": value}) for i in (1, 2)))["global"]
 
     assert "guessing, 0.5 (up to 0.6 by chance on 100 test samples)" in told("auc", 0.59)
-    assert "take m1, global 0.61 " in told("auc", 0.61)
+    assert "use m1, global 0.61 " in told("auc", 0.61)
     assert "predicting the mean, 0:" in told("r2", -0.1)
-    assert "take m1, global 0.1 " in told("r2", 0.1)
-    assert "take m1, global 0.9 " in told("mae", 0.9)  # what guessing has is not known
-    assert "take m1, global 9.0% " in told("f1", 0.09)
+    assert "use m1, global 0.1 " in told("r2", 0.1)
+    assert "use m1, global 0.9 " in told("mae", 0.9)  # what guessing has is not known
+    assert "use m1, global 9.0% " in told("f1", 0.09)
 
 
 def test_a_comparison_of_runs_that_have_learnt_nothing_recommends_none(tmp_path):

@@ -96,7 +96,7 @@ def test_a_method_that_may_equal_local_training_by_chance_is_not_worth_its_bytes
     runs = [*repeats("separate", 0, [0.80, 0.86, 0.83]), *repeats("fedper", 9, [0.86, 0.85, 0.84])]
     (choice,) = choices(runs)
     assert choice.label == "separate"
-    assert "take separate" in choice.advice
+    assert "use separate" in choice.advice
 
 
 def test_methods_that_lack_a_seed_say_so():

@@ -737,7 +737,7 @@ def test_shares_are_drawn_by_layer_as_ridges_and_a_heat_map(tmp_path: Path) -> N
     assert re.findall("<h3>(.*)</h3>", text) == ["Active"]
     assert re.findall('<input type="radio" name="active-0-shares".*?<span>(.*?)</span>', text) == ["conv", "fc"]
     assert "Shown: 21 of 31 rows as ridges, 9 of 31 rows of the heat map" in text
-    assert "Of more than 1,280 elements" in text
+    assert "With more than 1,280 elements" in text
     ridges, heat = (charts_of(text)[f"active-0-shares-{kind}"] for kind in ("ridges", "heat"))
     traces, layout = ridges["0"]
     assert [trace["text"].split("<")[0] for trace in traces] == layout["yaxis"]["ticktext"]
@@ -799,7 +799,7 @@ def test_shares_are_coarser_where_bytes_are_few(tmp_path: Path, monkeypatch: Any
         shown[most] = (len(heat), len(heat["0"][0][0]["x"]))
     assert shown == {2_000_000: (12, 1000), 250_000: (12, 500), 60_000: (4, 143)}
     assert "Shown: 4 of 12 layers" in text
-    assert "Of more than 160 elements" in text
+    assert "With more than 160 elements" in text
 
 
 def png(size: tuple[int, int] = (8, 8), mode: str = "L", told: str | None = None) -> bytes:

@@ -53,7 +53,7 @@ def run(method: fb.Method, task: fb.Task, rounds: int = 6, **more) -> tuple[fb.R
 @pytest.mark.parametrize(
     ("factor", "malicious", "words", "latest"),
     [
-        (-1.0, (3,), "pulls the other way (or has data unlike the others')", 4),
+        (-1.0, (3,), "points against the others (or has different data)", 4),
         (30.0, (3,), "sends updates far longer than the others'", 1),
         (30.0, (3, 5, 7), "sends updates far longer than the others'", 1),
     ],
@@ -105,7 +105,7 @@ def test_a_resumed_run_remembers_who_stood_out(tmp_path):
         fb.run(method, digits(1.0), out=tmp_path / "run", watcher=Stop(), **how)
     resumed = fb.run(method, digits(1.0), out=tmp_path / "run", watcher=Hears(), resume=True, **how)
     assert resumed.summary["stands_out"] == whole.summary["stands_out"] == {
-        "3": "pulls the other way (or has data unlike the others') in 5 of 5 rounds, last in round 5"
+        "3": "points against the others (or has different data) in 5 of 5 rounds, last in round 5"
     }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_runs_that_have_learnt_nothing_are_not_recommended_by_any_metric(metric:
     runs = read_runs([tmp_path / "fedavg", tmp_path / "fedprox"])
     found = {choice.kind: choice for choice in choices(runs)}
     assert found["global"].label is None
-    assert "take no method of these" in str(found["global"])
+    assert "use none of these methods" in str(found["global"])
     if metric == "sensitivity":
         assert "always answering one class has sensitivity 100.0%: judge by it beside" in str(found["global"])
     assert summary_table(runs).caption

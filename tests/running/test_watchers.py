@@ -230,11 +230,11 @@ def test_a_store_that_fails_is_told_once_and_the_run_goes_on(tmp_path, monkeypat
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     plain = fb.run(METHOD, tiny_task(), **RUN)
     for package, make, says in (
-        ("tensorboard", lambda: fb.TensorBoard(tmp_path / "file"), "TensorBoard failed, and logs no more of this run"),
+        ("tensorboard", lambda: fb.TensorBoard(tmp_path / "file"), "TensorBoard failed and logs nothing more"),
         (
             "mlflow",
             lambda: fb.MLflow("http://127.0.0.1:9"),
-            r"MLflow .http://127.0.0.1:9. failed, and logs no more of this run",
+            r"MLflow .http://127.0.0.1:9. failed and logs nothing more of this run",
         ),
     ):
         if importlib.util.find_spec(package) is None:

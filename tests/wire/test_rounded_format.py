@@ -219,7 +219,7 @@ def test_tables_that_are_none_are_refused(tables: object) -> None:
 
 
 def test_older_frames_have_tables_of_their_own() -> None:
-    """In format 2, `null` is no table, and ways are a byte each and the step is a float."""
+    """In format 2, `null` is not a table, and ways are a byte each and the step is a float."""
     step = {3: 0x3F800000, 2: 1.0}
     ways = {3: b"\x01", 2: b"\x01"}
     frequencies = {3: bytes([255, 234]), 2: struct.pack("<HH", 4096, 2048)}

@@ -33,7 +33,7 @@ def main(grid, context):
     task = fb.Task.of(lambda: torch.nn.Linear(8, 2), [None] * CLIENTS)  # the server has no data
     out = context.run_config.get("out") or Path(tempfile.mkdtemp()) / "run"
     result = serve(grid, method, task, rounds=context.run_config["rounds"], out=out)
-    print(f"done: {result.folder} (`fewbytes report` makes a page of it)", flush=True)
+    print(f"done: {result.folder} (`fewbytes report` writes an HTML report)", flush=True)
 
 
 def my_task(context):

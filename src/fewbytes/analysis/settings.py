@@ -101,5 +101,5 @@ def attack_of(given: dict[str, Any]) -> Attacking | Inferring | Poisoning | Impr
     if named:
         group = {"membership": Inferring, "imprint": Imprinting, "poison": Poisoning}[named[0]]
     if others := sorted(given.keys() - group.declared().keys()):
-        raise UserError(f"--{others[0]} is no setting of {group.title.lower()}: leave it out, or name its attack")
+        raise UserError(f"--{others[0]} is not a setting of {group.title.lower()}: leave it out, or name its attack")
     return group.read(given)

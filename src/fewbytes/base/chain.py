@@ -83,8 +83,8 @@ class Chain:
 
     def _damaged(self, fault: Fault) -> UserError:
         return UserError(
-            f"{self.path.name}, this node's record of what left, is damaged ({fault}): put a copy of its folder back; "
-            "removing the folder counts from nothing again, which only the owner of the data may decide"
+            f"{self.path.name}, this node's record of what left, is damaged ({fault}): restore a copy of its folder; "
+            "removing the folder restarts the count at zero, which only the owner of the data may decide"
         )
 
 
@@ -117,7 +117,7 @@ def _opened(line: bytes, number: int, last: str) -> dict[str, Any] | str:
     """The entry of a line; a text says what is wrong with it."""
     match = _SEALED.fullmatch(line)
     if match is None:
-        return "it is no line of such a file"
+        return "it is not a line of such a file"
     if hashlib.sha256(match[1]).hexdigest().encode() != match[2]:
         return "it was changed: its hash is another"
     entry: dict[str, Any] = json.loads(match[1] + b"}")

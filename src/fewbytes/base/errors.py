@@ -73,7 +73,7 @@ class MethodError(FewbytesError):
     >>> import fewbytes as fb
     >>> fb.Mean()()
     Traceback (most recent call last):
-    fewbytes.base.errors.MethodError: a mean of nothing: no client replied
+    fewbytes.base.errors.MethodError: nothing to average: no client replied
     """
 
 

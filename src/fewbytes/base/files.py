@@ -142,7 +142,7 @@ def check_own(folder: Path) -> None:
             path = Path(place, name)
             kind = path.lstat().st_mode
             if stat.S_ISLNK(kind) and not (target := Path(os.path.realpath(path))).is_relative_to(root):
-                raise UserError(f"{path} leads out of the folder {folder}, to {target}: put that in its place")
+                raise UserError(f"{path} leads out of the folder {folder}, to {target}: replace the link by a copy")
             if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
                 raise UserError(f"{path} is a pipe or a device, which no run leaves: remove it")
 

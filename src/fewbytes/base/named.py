@@ -73,7 +73,7 @@ def imported(name: str) -> Any:
         sys.path.append(place)
     found = importlib.import_module(module)
     if here and (of := getattr(found, "__file__", None)) and not Path(of).is_relative_to(place):
-        raise UserError(f"there is {here[0]}, and another module {module} ({of}): call yours otherwise")
+        raise UserError(f"there is {here[0]}, and another module {module} ({of}): rename yours")
     return getattr(found, attribute)
 
 

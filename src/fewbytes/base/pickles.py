@@ -39,7 +39,7 @@ def read_pickle(path: Path) -> Any:
 
     Modules and other objects of PyTorch and of the networks' own packages become records, sets become lists; class
     sources are dropped. Peak memory: up to twice the file's size, or about 100 MB more. Raises UserError for a file
-    that is no pickle, is damaged, or names anything else.
+    that is not a pickle, is damaged, or names anything else.
     """
     return _read(path, _Machine(_networks(), _RECORDS), b"\x80")
 
@@ -56,7 +56,7 @@ def _read(path: Path, machine: _Machine, start: bytes = b"") -> Any:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if not content[:1].startswith(start):
-                raise UserError("is no pickle (of protocol 3 or later)")
+                raise UserError("is not a pickle (of protocol 3 or later)")
             return machine.run(content)
     except UserError as error:
         raise UserError(f"{path} {error}") from None
@@ -166,7 +166,7 @@ def _extend(target: Any, values: list[Any]) -> Any:
     if isinstance(target, list):
         target.extend(values)
     elif not isinstance(target, Record):  # a record of a class derived from list: its items are dropped
-        _fail("items for something that is no list")
+        _fail("items for something that is not a list")
     return target
 
 

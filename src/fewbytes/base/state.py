@@ -254,5 +254,5 @@ class Mean:
     def __call__(self) -> State:
         """The mean of all added states. Raises MethodError if there is none."""
         if not self._shapes:
-            raise MethodError("a mean of nothing: no client replied")
+            raise MethodError("nothing to average: no client replied")
         return self._means.means()

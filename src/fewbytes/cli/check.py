@@ -41,7 +41,7 @@ def check(
         str | None, typer.Option(help="At the server: host:port where sites reach it.", metavar="HOST:PORT")
     ] = None,
     listen: Annotated[
-        str | None, typer.Option(help="At the server: host:port where it listens, if another.", metavar="HOST:PORT")
+        str | None, typer.Option(help="At the server: host:port where it listens, if different.", metavar="HOST:PORT")
     ] = None,
     out: Annotated[Path, typer.Option(help="At the server: the folder to create run folders in.")] = Path("runs"),
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.", min=0.1, max=600)] = 5.0,

@@ -51,9 +51,7 @@ def encode(
     from fewbytes.codec.coder import LIMIT
 
     if exact is not None and bits is None:
-        raise UserError(
-            "--exact names tensors that are not rounded, and without --bits none is: add --bits or leave it out"
-        )
+        raise UserError("--exact has no effect without --bits: add --bits, or leave --exact out")
     if _is_encoded(file):
         raise UserError(f"{file} is encoded already: fewbytes decode {file}")
     out = _unused(out or file.with_suffix(ENCODED))
@@ -164,7 +162,7 @@ def _decoded(path: Path, base: dict[str, Tensor] | None, named: Path | None, lim
 
 
 def _other(parsed: Parsed) -> str:
-    """Why a message is no encoded state, and what to do with it."""
+    """Why a message is not an encoded state, and what to do with it."""
     from fewbytes.codec.stream import Versions
 
     if parsed.kind == Versions.__name__:

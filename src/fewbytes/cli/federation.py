@@ -33,7 +33,7 @@ def _say(text: str) -> None:
 @federation.command()
 def init(
     address: Annotated[str, typer.Option(help="host:port where the sites reach this machine.")],
-    listen: Annotated[str | None, typer.Option(help="host:port where it listens, if another.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port where it listens, if different.")] = None,
     folder: Folder = HERE,
 ) -> None:
     """Make a federation, with its own CA; certificates of your CA in DIR/certificates are checked and used instead.
@@ -103,7 +103,7 @@ def remove(name: Name, folder: Folder = HERE) -> None:
     from fewbytes.federation import members
 
     members.remove(folder, name)
-    _say(f"{name} is no member any more")
+    _say(f"{name} is no longer a member")
 
 
 @federation.command()

@@ -33,7 +33,7 @@ def reproduce(
     every: Annotated[bool, typer.Option("--all", help="Run every table; write one document of all claims.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Reproduce a paper's table, with the paper's figures beside ours; the same command resumes it."""
+    """Reproduce a paper's table, and compare its figures with ours; the same command resumes it."""
     from fewbytes.reproduce import NOT_HERE, TABLES, read_table, reproduce_all, scale_of
     from fewbytes.reproduce import reproduce as reproduce_table
 

@@ -3,7 +3,7 @@
 COMMANDS = {
     "Before a run": {
         "survey": "ask the sites what data they have, without training; find what differs between them",
-        "check": "look at a site's or the server's set-up before a run, each thing in a line",
+        "check": "check a site's or the server's set-up before a run",
     },
     "Run": {
         "run": "run one method; writes a folder with the result, models, ledger and a report",
@@ -20,7 +20,7 @@ COMMANDS = {
     },
     "After a run": {
         "report": "write an HTML report of one run, or one that compares several",
-        "evaluate": "test models at every site, and say who gains over training alone",
+        "evaluate": "test models at every site, and compare them with training alone",
         "export": "export the model to files that work without fewbytes",
         "probe": "measure what each layer of a trained model encodes",
         "attack": "measure what a server could see of clients' images, or what malicious clients do",
@@ -29,11 +29,11 @@ COMMANDS = {
         "audit": "verify a node's record of what left it, and write such a page",
     },
     "Only the codec": {
-        "encode": "encode a safetensors file in few bytes, to be sent by mail or an object store",
-        "decode": "decode such a file to a safetensors file",
+        "encode": "encode a safetensors file in few bytes, to send by mail or through an object store",
+        "decode": "decode an encoded file to a safetensors file",
     },
     "More": {
-        "reproduce": "reproduce a paper's table, with the paper's figures beside ours",
+        "reproduce": "reproduce a paper's table, and compare its figures with ours",
         "new": "write the files of a new project, or of a new method",
         "schema": "print the JSON schema of what a command prints with --json",
         "doctor": "check what is installed and what works",
@@ -54,7 +54,7 @@ def page() -> str:
     for group, commands in COMMANDS.items():
         lines += [f"{group}:", *(f"  {name:<10} {line}" for name, line in commands.items()), ""]
     lines += ["Examples:", *(f"  {example}" for example in EXAMPLES), ""]
-    lines += ["Options:", "  -h, --help             Show this, or with a command its options and examples."]
+    lines += ["Options:", "  -h, --help             Show this help; with a command, its options and examples."]
     lines += ["  --version              Print the version."]
     lines += ["  --install-completion   Complete commands, options and methods in this shell."]
     return "\n".join(lines)

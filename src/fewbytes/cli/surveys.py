@@ -51,13 +51,13 @@ def survey(
     like: Annotated[
         str | None,
         typer.Option(
-            help="A table with the sites' columns, of your own: to sum up sites of which none tells its figures.",
+            help="Your own table with the sites' columns, to sum up sites that do not report figures.",
             metavar="FILE",
         ),
     ] = None,
     tell: Annotated[
         str,
-        typer.Option(help="In one process: what each site reports, or all of them: figures, labels, sizes or nothing."),
+        typer.Option(help="In one process: what all sites or each report: figures, labels, sizes, nothing."),
     ] = "figures",
     hosts: Hosts = None,
     address: Address = None,
@@ -89,7 +89,7 @@ def survey(
         settings["parameters"]["like"] = described_like(DataSettings.read(settings), like)
     if hosts is not None or federation is not None:
         if tell != "figures":
-            raise UserError("--tell is for sites in one process: real sites say it in their node.toml (tell)")
+            raise UserError("--tell is for sites in one process: real sites set it in their node.toml (tell)")
         settings["partition"] = settings.get("partition", "local")
         where = Where(hosts, address, listen, federation, mailbox=mailbox, by_mailbox=by_mailbox)
         how = Deploying(out, where, allow=allow, show=show, monitor=monitor, as_json=as_json)

@@ -34,7 +34,7 @@ LIMIT = 1 << 30  # bytes of arrays
 
 
 def check_bits(bits: float | None) -> Rate:
-    """The rate of so many bits a value (None: lossless). Raises UserError for a number out of range."""
+    """The rate of this number of bits per value (None: lossless). Raises UserError for a number out of range."""
     if bits is None:
         return Rate()
     if isinstance(bits, bool) or not isinstance(bits, int | float) or not FEWEST <= bits <= MOST:
@@ -64,8 +64,8 @@ def encode(state: AnyState, base: AnyState | None = None, bits: float | None = N
 def decode(data: bytes, base: AnyState | None = None, limit: int = LIMIT) -> Any:
     """The state that was encoded, of the same kind: torch tensors, or NumPy arrays by name or in order.
 
-    `base`: the state it was encoded against, equal to the bit. `limit`: the most bytes that the decoded arrays may
-    take. Raises DecodeError, and nothing else, for bytes that are no such message.
+    `base`: the state it was encoded against, equal bit for bit. `limit`: the most bytes that the decoded arrays may
+    take. Raises DecodeError, and nothing else, for bytes that are not such a message.
 
     >>> import numpy as np
     >>> from fewbytes.codec import DecodeError, decode, encode
@@ -112,7 +112,7 @@ class Encoder:
     the name, names, or positions (default: statistics of normalisation layers, by their names). `averaged`: set it if
     the receiver averages many such messages, as a server does. `residual`: what was lost before, by name.
 
-    A message that the receiver did not accept has not happened: `rollback` forgets what it took from the residual.
+    After a message that the receiver did not accept, `rollback` restores the residual.
     `commit` makes that final, and the next `encode` does as well.
 
     >>> import torch
@@ -177,7 +177,7 @@ class Encoder:
 
 
 def same(one: Packable, other: Packable) -> bool:
-    """Whether two states are of one kind and layout, and equal to the bit."""
+    """Whether two states are of one kind and layout, and equal bit for bit."""
     a, b = one.values.dense(), other.values.dense()
     alike = type(one) is type(other) and layout_of(one) == layout_of(other)
     return alike and all(np.array_equal(flat_words(value), flat_words(b[name])) for name, value in a.items())

@@ -14,7 +14,7 @@ from fewbytes.wire.values import flat_words
 
 
 class First:
-    """A model's first weights, as bases of messages; equal at both ends if the weights are equal to the bit."""
+    """A model's first weights, as bases of messages; equal at both ends if the weights are, bit for bit."""
 
     def __init__(self, state: State) -> None:
         hasher = blake3()

@@ -80,11 +80,11 @@ class Stream:
     """The sender's side: `advance` makes a version of a state, and `message` brings one receiver to it.
 
     `bits`, `exact`: as in `Encoder`, for differences. The first message is whole; with `bits`, its values move to a
-    grid, by at most 2^-20 of the largest. `first`: weights that each receiver's `Decoder` was given as well, equal to
-    the bit: the first message is its difference from these, some hundred bytes if it is they. `feedback`: whether what
-    rounding lost is added to the next version. It must be if states are made from what receivers hold, as an average of
-    models that they trained is; a server that takes steps on a model of its own has it in that model already. Receivers
-    are named by anything hashable with a distinct `str`.
+    grid, by at most 2^-20 of the largest. `first`: weights that each receiver's `Decoder` was given as well, equal
+    bit for bit: the first message is its difference from these, some hundred bytes if they are equal. `feedback`:
+    whether what rounding lost is added to the next version. It must be if states are made from what receivers hold, as
+    an average of models that they trained is; a server that takes steps on a model of its own has it in that model
+    already. Receivers are named by anything hashable with a distinct `str`.
 
     >>> import torch
     >>> from fewbytes.codec import Decoder, Stream
@@ -176,8 +176,8 @@ class Stream:
         self._sent.setdefault(str(receiver), version)
 
     def forget(self, receiver: Hashable, *, holds_first: bool = False) -> None:
-        """What a receiver holds is not known any more, except for the first weights if it `holds_first`: without them,
-        it gets the next message whole."""
+        """Forget what a receiver holds, including the first weights unless it `holds_first`: it gets the next message
+        whole."""
         self._receivers.pop(str(receiver), None)
         (self._others.discard if holds_first else self._others.add)(str(receiver))
 

@@ -242,7 +242,7 @@ class RobustMean:
     def __call__(self) -> State:
         """The aggregate in place of the mean. All states must have the same entries."""
         if not self._states:
-            raise MethodError("a mean of nothing: no client replied")
+            raise MethodError("nothing to average: no client replied")
         first = self._states[0]
         differ = {
             name

@@ -39,7 +39,7 @@ def _check_frozen(cls: type, base: type) -> None:
         must = added or params is not None or (each is cls and not dataclasses.is_dataclass(cls))
         if must and not (params and params.frozen):
             raise MethodError(
-                f"{each.__name__} is no frozen dataclass: write @dataclass(frozen=True) above class {each.__name__}"
+                f"{each.__name__} is not a frozen dataclass: write @dataclass(frozen=True) above class {each.__name__}"
             )
 
 
@@ -93,11 +93,11 @@ def likely_mistakes(cls: type, base: type) -> Iterator[str]:
             meant = f"Promises({close[0]}=…)" if close[0] in PROMISED else close[0]
             yield f"{within} means nothing to a run: did you mean {meant}?"
         elif name not in typed and not is_code and not name.isupper():
-            yield f"{within} has no type, so it is no hyper-parameter: write {name}: {type(value).__name__} = …"
+            yield f"{within} has no type, so it is not a hyper-parameter: write {name}: {type(value).__name__} = …"
     for name, kind in typed.items():
         if name in known and "ClassVar" not in str(kind) and not hasattr(getattr(base, name), "__get__"):
             within = f"{_file(cls)}{cls.__name__}.{name}"
-            yield f"{within} is no hyper-parameter but a property of the method: write {name}: ClassVar[…] = …"
+            yield f"{within} is not a hyper-parameter but a property of the method: write {name}: ClassVar[…] = …"
     for name, value in vars(cls).items():
         written = _written(value) if inspect.isfunction(value) else None
         if written is None:

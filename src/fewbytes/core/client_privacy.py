@@ -101,7 +101,7 @@ class PrivateMean:
     def __call__(self) -> State:
         """The noisy mean. Raises MethodError if nobody replied, or this round already had one."""
         if not self._like:
-            raise MethodError("a mean of nothing: no client replied")
+            raise MethodError("nothing to average: no client replied")
         asked, random = self._release()
         deviation = self.central.multiplier * self.central.privacy.clip
         mean: State = {}

@@ -46,7 +46,7 @@ class Detection(Objective):
 
     suits: ClassVar[str] = (
         "objects are found by detectors, such as the model yolox-s, and by methods that train a client's model by its "
-        "own loss and do not look at labels or logits, such as fedavg: take such a model and method"
+        "own loss and use no labels or logits, such as fedavg: choose such a model and method"
     )
 
     def loss(self, model: nn.Module, given: Loss | None, targets: Tensor) -> Loss:

@@ -22,7 +22,7 @@ def check_device(device: str) -> None:
     if str(device).split(":")[0] not in ("cpu", "cuda"):
         raise UserError(f"device {device!r} is neither cpu nor cuda")
     if why := _why_not(device):
-        raise UserError(f"device {device!r} cannot be used here: {why}: take cpu")
+        raise UserError(f"device {device!r} cannot be used here: {why}: use cpu")
 
 
 def _why_not(device: str) -> str:
@@ -81,7 +81,7 @@ def check_precision(precision: Precision, device: str) -> None:
     """Raises UserError for tf32 on a CPU; warns of a CPU without bfloat16, on which bf16 is slow."""
     kind = torch.device(device).type
     if precision == "tf32" and kind != "cuda":
-        raise UserError("precision tf32 is a GPU's: take float32, or a device cuda")
+        raise UserError("precision tf32 needs a GPU: use float32, or device cuda")
     if precision == "bf16" and kind == "cpu" and not _has_bfloat16():
         warnings.warn("this processor has no bfloat16: bf16 is slower here than float32", UserWarning, stacklevel=2)
 

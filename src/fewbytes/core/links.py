@@ -11,9 +11,7 @@ from fewbytes.base.durations import parse_seconds
 from fewbytes.base.errors import UserError
 from fewbytes.base.units import parse_rate, plain
 
-FORM = (
-    "rates, repeated over the clients, such as 10Mbps,1Mbps; 1Mbps-30s/10m is away for 30 s at the end of every 10 min"
-)
+FORM = "rates, repeated over the clients, such as 10Mbps,1Mbps; 1Mbps-30s/10m fails for 30 s at the end of every 10 min"
 
 
 class Link(NamedTuple):
@@ -82,5 +80,5 @@ def _link(text: str) -> Link:
     except UserError:
         raise UserError(f"links are {FORM}; not {text[:80]!r}") from None
     if out and out >= every:
-        raise UserError(f"a link must be there at times, and {text[:80]!r} is away for {out:g} of every {every:g} s")
+        raise UserError(f"a link must work at times, and {text[:80]!r} fails for {out:g} of every {every:g} s")
     return Link(rate, out, every)

@@ -41,7 +41,7 @@ def check_apart(one: nn.Module, other: nn.Module) -> None:
         name = min(shared)
         raise UserError(
             f"the function that makes the model gives the same {'module' if one is other else repr(name)} each time, "
-            "so that clients would train one another's: let it make a new one, lambda: MyModel() or "
+            "so that clients would train one another's: make a new one each time, lambda: MyModel() or "
             "lambda: copy.deepcopy(model)"
         )
     for name, value in trained_entries(one).items():
@@ -58,8 +58,8 @@ def check_float32(model: nn.Module, method: str) -> None:
         if value.is_floating_point() and value.dtype != torch.float32:
             raise UserError(
                 f"{method} computes in float32, and {kind_of(name, value)} {name!r} of the model is "
-                f"{str(value.dtype).removeprefix('torch.')}: let the model be of float32 (precision='bf16' computes in "
-                "bfloat16 all the same), or take another method"
+                f"{str(value.dtype).removeprefix('torch.')}: make the model float32 (precision='bf16' computes in "
+                "bfloat16 nevertheless), or use another method"
             )
 
 
@@ -71,7 +71,7 @@ def check_optimiser(model: nn.Module, local: Local | None) -> None:
         if p.dtype == torch.float16:
             raise UserError(
                 f"{local.optimiser} does not work on float16, as parameter {name!r} of the model is (its epsilon, "
-                "1e-8, is 0 there): let the model be of bfloat16 or float32, or take another optimiser"
+                "1e-8, is 0 there): make the model bfloat16 or float32, or use another optimiser"
             )
 
 

@@ -81,11 +81,11 @@ class Objective(ABC):
         """Raises UserError if a model's outputs for some samples do not fit the loss or the metrics."""
         if not isinstance(outputs, Tensor):
             more = "" if self.whole else "; a loss of your own may take all of it, with output='whole'"
-            raise UserError(f"the model gives {named(outputs)}: let it give a tensor, or something with `logits`{more}")
+            raise UserError(f"the model returns {named(outputs)}: return a tensor, or an object with `logits`{more}")
         usually = self.criterion is None and own_loss(model) is None
         by_name = any(metric.known for metric in self.metrics)
         if (usually or by_name) and (wanted := self.wanted(outputs, targets)):
-            raise UserError(f"the model gives outputs of shape {tuple(outputs.shape)}, and {wanted}")
+            raise UserError(f"the model returns outputs of shape {tuple(outputs.shape)}, and {wanted}")
         loss = self.loss(model, None, targets)
         if self.criterion is None:
             return
@@ -94,14 +94,14 @@ class Objective(ABC):
             value: Any = loss(outputs, targets)
         except Exception as error:  # the user's code
             shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
-            raise UserError(f"{called} cannot be computed of {shapes}: {one_line(error)}") from None
+            raise UserError(f"{called} cannot be computed from {shapes}: {one_line(error)}") from None
         if not isinstance(value, Tensor) or value.numel() != 1:
             result = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else named(value)
-            raise UserError(f"{called} gives {result}: let it give one number, the mean of a batch")
+            raise UserError(f"{called} returns {result}: return one number, the mean of a batch")
         if not value.isfinite():
-            raise UserError(f"{called} gives {float(value.detach())} before any training: correct it")
+            raise UserError(f"{called} returns {float(value.detach())} before any training: correct it")
         if outputs.requires_grad and not value.requires_grad:
-            raise UserError(f"{called} has no gradient: compute it of the outputs, with torch's operations")
+            raise UserError(f"{called} has no gradient: compute it from the outputs, with torch's operations")
 
     def wanted(self, outputs: Tensor, targets: Tensor) -> str:
         """The required form of outputs for some samples if the usual losses and metrics do not fit them; else empty."""

@@ -114,7 +114,7 @@ class MultiLabel(Objective):
 
     metrics: tuple[Metric, ...] = (known_metric("multilabel", "f1"),)
 
-    suits: ClassVar[str] = "several labels a sample are learnt by methods that do not look at labels, such as fedavg"
+    suits: ClassVar[str] = "several labels per sample need a method that uses no class labels, such as fedavg"
 
     def usual(self, targets: Tensor) -> Loss:
         """Binary cross-entropy."""
@@ -139,7 +139,7 @@ class Regression(Objective):
 
     metrics: tuple[Metric, ...] = (known_metric("regression", "mae"),)
 
-    suits: ClassVar[str] = "numbers are learnt by methods that do not look at labels, such as fedavg"
+    suits: ClassVar[str] = "regression needs a method that uses no class labels, such as fedavg"
 
     @property
     def any_scale(self) -> bool:
@@ -174,7 +174,7 @@ class Segmentation(Objective):
 
     suits: ClassVar[str] = (
         "classes of pixels are learnt by models that give logits (n, classes, height, width), such as unet, and by "
-        "methods that do not look at labels, such as fedavg"
+        "methods that use no class labels, such as fedavg"
     )
 
     def usual(self, targets: Tensor) -> Loss:
@@ -226,7 +226,7 @@ class NextToken(Objective):
 class Own(Objective):
     """Any objective defined by the user's loss."""
 
-    suits: ClassVar[str] = "a loss of one's own is learnt by methods that do not look at labels, such as fedavg"
+    suits: ClassVar[str] = "your own loss needs a method that uses no class labels, such as fedavg"
 
     def usual(self, targets: Tensor) -> Loss:
         """Raises UserError: there is none."""

@@ -21,7 +21,7 @@ def of_output(loss: Loss | None, output: Output) -> Loss | None:
     if output == "logits":
         return loss
     if loss is None:
-        raise UserError("output='whole' is for a loss of your own, which takes all that the model gives: give loss=")
+        raise UserError("output='whole' is for a loss of your own, which takes all that the model returns: give loss=")
 
     @functools.wraps(loss, updated=())
     def of_whole(outputs: Any, targets: Tensor) -> Tensor:

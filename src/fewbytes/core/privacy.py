@@ -43,7 +43,7 @@ def check_models(models: Iterable[nn.Module]) -> None:
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 raise UserError(
                     f"dp takes no batch normalisation ({name}), which mixes samples and whose statistics get no "
-                    "noise: take group normalisation, or a model without any, such as cnn4 or mlp"
+                    "noise: use group normalisation, or a model without any, such as cnn4 or mlp"
                 )
 
 

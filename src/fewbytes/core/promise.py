@@ -54,4 +54,4 @@ class Privacy:
         """Raises UserError for a method, by name, that `protects` nobody, or others."""
         if self.of not in protects:
             remedy = "promise it of clients" if protects else "leave dp out"
-            raise UserError(f"dp of {self.of}: {method} sends values without noise: {remedy}, or take fedavg")
+            raise UserError(f"dp of {self.of}: {method} sends values without noise: {remedy}, or use fedavg")

@@ -91,7 +91,7 @@ class Rule:
             raise UserError(f"aggregate {self}: the server of {method} {why}")
         if clients < self.replies:
             raise UserError(
-                f"aggregate {self} needs {self.replies} clients, and there are {clients}: take {self.instead}"
+                f"aggregate {self} needs {self.replies} clients, and there are {clients}: use {self.instead}"
             )
 
     @property

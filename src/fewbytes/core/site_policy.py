@@ -50,8 +50,8 @@ class Hours(NamedTuple):
 class SitePolicy:
     """A site's rules; by default everything is allowed.
 
-    `methods`: names of the methods that may run (empty: all). `min_samples`: a client with fewer training samples takes
-    no part. `max_bytes_a_round`, `max_bytes_in_all`: limits of what leaves, over all runs for the latter.
+    `methods`: names of the methods that may run (empty: all). `min_samples`: a client with fewer training samples does
+    not take part. `max_bytes_a_round`, `max_bytes_in_all`: limits of what leaves, over all runs for the latter.
     `max_rounds`: limit of all runs together. `secure`: replies must be hidden in sums. `epsilon`: runs must promise
     differential privacy of samples with at most this epsilon. `evaluate_only`: no reply of a method leaves, except
     figures of models. `ask`: a person approves each run. `hours`: local times of the day at which the node works.
@@ -75,8 +75,8 @@ class SitePolicy:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], others: bool = False) -> Self:
-        """The rules in a node's configuration. Raises UserError for a value that is no rule, and for an unknown key: a
-        misspelt rule would forbid nothing. `others`: whether keys of another application may be there."""
+        """The rules in a node's configuration. Raises UserError for a value that is not a rule, and for an unknown key:
+        a misspelt rule would forbid nothing. `others`: whether keys of another application may be there."""
         for key in config:
             if key in KEYS | NODE_KEYS:
                 continue
@@ -103,7 +103,7 @@ class SitePolicy:
         """What it forbids, a sentence for each rule."""
         found = {
             "methods": f"Only these methods may run: {', '.join(sorted(self.methods))}.",
-            "min_samples": f"No part is taken with fewer than {self.min_samples:,} training samples.",
+            "min_samples": f"The node does not take part with fewer than {self.min_samples:,} training samples.",
             "max_bytes_a_round": f"At most {self.max_bytes_a_round:,} bytes leave in a round.",
             "max_bytes_in_all": f"At most {self.max_bytes_in_all:,} bytes leave in all runs together.",
             "max_rounds": f"At most {self.max_rounds:g} rounds are answered in all runs together.",
@@ -161,7 +161,7 @@ class History:
         self.count(request.run, request.round, request.handler if request.replies else "", request.order, nbytes)
 
     def count(self, run: str, t: int, handler: str, order: str, nbytes: int) -> None:
-        """Count an answer; `handler` is empty if it is no method's reply."""
+        """Count an answer; `handler` is empty if it is not a method's reply."""
         self.bytes_in_all += nbytes
         self.bytes_of[run, t] += nbytes
         if handler:

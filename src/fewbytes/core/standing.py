@@ -47,7 +47,7 @@ class Updates:
 
     def add(self, handler: str, client: Id, layout: Layout, sent: Any, reply: Any) -> None:
         """Add a reply's update: its difference to `sent` (None: nothing), by entry of the client's model; entries that
-        were not sent count from 0. Other numbers, such as means of classes, are no updates."""
+        were not sent count from 0. Other numbers, such as means of classes, are not updates."""
         if sent is not self._sent[0]:
             self._sent = sent, {name: self._places(value) for name, value in entries_in(sent).items()}
         values = {n: v for n, v in entries_in(reply).items() if n in layout.index and v.is_floating_point()}

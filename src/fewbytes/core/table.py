@@ -60,7 +60,7 @@ class Stack(Sequence[State]):
             self._shapes, self._dtypes = shapes, dtypes
             self._table = Table(sum(shape.numel() for shape in shapes.values()), wide)
         if shapes != self._shapes or dtypes != self._dtypes or not all(d.is_floating_point for d in dtypes.values()):
-            raise MethodError("states of other entries than the first's, or that are no floats, do not stack")
+            raise MethodError("states of other entries than the first's, or that are not floats, do not stack")
         self._table.write(self._rows, self.flat(state))
         self._rows += 1
 

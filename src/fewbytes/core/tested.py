@@ -124,7 +124,7 @@ class Scored:
 
 
 def difference(pairs: Sequence[tuple[Scored, Scored]], higher: bool) -> Figure:
-    """By how much the first of each pair is better than the second, in the mean over the pairs (a test set each), with
+    """By how much the first of each pair is better than the second, on average over the pairs (a test set each), with
     its interval; samples are redrawn within each test set. `higher`: whether higher values are better. Pairs without a
     score are left out."""
     defined = [pair for pair in pairs if not any(math.isnan(each.value) for each in pair)]

@@ -99,7 +99,7 @@ def _try(problem: Problem, who: str, client: Id, split: Split) -> Iterator[str]:
         shape = " x ".join(map(str, tuple(samples.shape[1:])))
         yield (
             f"batch normalisation {single[0]!r} sees a single value a channel of each sample of {shape}, so that its "
-            "statistics are those of a few values: take larger samples, a model that reduces them less (of ours "
+            "statistics are those of a few values: use larger samples, a model that reduces them less (of ours "
             "resnet8:stem=3x3), or another normalisation"
         )
 
@@ -141,5 +141,5 @@ def _of_each(problem: Problem, model: nn.Module, samples: Tensor, targets: Tenso
             where = within[-1] if within else "the model or its loss"
             raise UserError(
                 f"dp of samples needs the gradient of each sample, which {where} does not give, as it decides by "
-                "values, changes a buffer, mixes samples or has sparse gradients: put another in its place"
+                "values, changes a buffer, mixes samples or has sparse gradients: replace it"
             ) from None

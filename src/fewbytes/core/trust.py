@@ -43,6 +43,6 @@ def check_drift(problem: Problem, client: Id, message: Any, most: float) -> None
                 )
         elif any(True for _ in leaf.floats) or any(tensor.is_floating_point() for tensor in leaf.tensors.values()):
             raise MethodError(
-                f"its node has a max-drift and cannot judge the {leaf.path!r} that it is sent, which is no model to go "
-                "on from as it is: take a method that sends nothing else, such as fedavg, or leave max-drift out"
+                f"its node has a max-drift and cannot judge the {leaf.path!r} that it is sent, which is not a model "
+                "for further training: use a method that sends nothing else, such as fedavg, or leave max-drift out"
             )

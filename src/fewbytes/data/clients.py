@@ -50,8 +50,8 @@ class Dataset:
         return self.train.learns
 
     def values(self, column: str) -> tuple[Values, Values]:
-        """A column's values of the training and of the test samples, also of a column that is no feature; FOLDERS: the
-        names of their folders. Raises UserError if there is no such column."""
+        """A column's values of the training and of the test samples, also of a column that is not a feature; FOLDERS:
+        the names of their folders. Raises UserError if there is no such column."""
         if self.columns is None:
             what = "folders" if column == FOLDERS else f"column {column!r}"
             raise UserError(f"{self.name} has no {what} to partition by: use another partition")

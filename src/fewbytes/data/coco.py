@@ -158,7 +158,7 @@ def _read(path: Path) -> BoxFile:
         raise _wrong(path, f"cannot be read: {error.strerror}") from None
     for image in file.images:
         if image.width % 1 or image.height % 1:  # JSON has no NaN and no infinity
-            raise _wrong(path, "has an image of a broken number of pixels", image.file_name)
+            raise _wrong(path, "has an image of a fractional number of pixels", image.file_name)
         image.width, image.height = int(image.width), int(image.height)
         image.id = _number(image.id)
     for category in file.categories:
@@ -205,7 +205,7 @@ def _objects(path: Path, file: BoxFile, classes: dict[Name, int]) -> tuple[dict[
         if annotation.category_id not in classes:
             raise UserError(f"{where} is of category {annotation.category_id}, which the file does not list")
         if not all(map(math.isfinite, annotation.bbox)) or min(width, height) < 0:
-            raise UserError(f"{where} is no left, top, width and height: correct it")
+            raise UserError(f"{where} is not left, top, width and height: correct it")
         across, down = max(-left, left + width - image.width), max(-top, top + height - image.height)
         if across > max(1.0, LEEWAY * image.width) or down > max(1.0, LEEWAY * image.height):
             raise UserError(

@@ -194,12 +194,12 @@ class Texts:
         wrong = ~self.numbers
         if wrong.any():
             count = self.known - int(self.counts[wrong].sum())
-            what = f"is not a number, and the column's other {count} values are" if count else "is no number"
+            what = f"is not a number, and the column's other {count} values are" if count else "is not a number"
             remedy = (
                 "correct it (units and % belong in the column's name), add it to --missing-marks if it means missing, "
                 "declare the column as categories (--categories), or leave it out (--leave-out)"
             )
-            raise Unclear(what, remedy, wrong, f"a value that is no number: {remedy}")
+            raise Unclear(what, remedy, wrong, f"a value that is not a number: {remedy}")
         decimal = self._decimal(others)
         bare = self._bare
         if decimal == "comma":
@@ -228,7 +228,7 @@ class Texts:
         if how != "found":
             allowed = self._comma if how == "comma" else self._pointed
             if not allowed.all():
-                raise Unclear(f"is no number with a decimal {how}", "correct it", ~allowed)
+                raise Unclear(f"is not a number with a decimal {how}", "correct it", ~allowed)
             return how
         if len(self.surely) > 1:
             raise Unclear("has numbers with a decimal point and others with a decimal comma", "write all in one way")
@@ -247,7 +247,7 @@ class Texts:
         return "point"
 
     def as_days(self) -> NDArray[np.float64]:
-        """Days since 1970 by row. Raises Unclear for values that are no dates, and for ambiguous ones."""
+        """Days since 1970 by row. Raises Unclear for values that are not dates, and for ambiguous ones."""
         wrong = ~self.dates
         if wrong.any():
             raise Unclear("is not a date, and the column's others are", "correct it or leave it empty", wrong)

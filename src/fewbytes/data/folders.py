@@ -53,7 +53,7 @@ class _Walked:
 
     images: dict[Parts, list[Path]] = field(default_factory=dict)
     without: list[str] = field(default_factory=list)  # folders with no image below them
-    others: int = 0  # files that are no images
+    others: int = 0  # files that are not images
     masks: int = 0  # beside their pictures
     dangling: int = 0  # links to missing files
 
@@ -157,7 +157,7 @@ def is_stray(path: Path) -> bool:
 
 
 def holds_files(folder: Path) -> bool:
-    """Whether a file that is not stray lies in a folder, or in one of its subfolders that are no links."""
+    """Whether a file that is not stray lies in a folder, or in one of its subfolders that are not links."""
     inside = [entry for entry in folder.iterdir() if not is_stray(entry)]
     return any(entry.is_file() or entry.is_symlink() for entry in inside) or any(
         holds_files(entry) for entry in inside if entry.is_dir()
@@ -258,8 +258,8 @@ def _skipped(walked: _Walked, pictures: Sequence[tuple[str, int]]) -> str:
     if walked.dangling:
         note.append(f"{walked.dangling} links to missing files")
     if walked.others:
-        note.append(f"{walked.others} files that are no pictures")
-    return f"; passed over: {', '.join(note)}" if note else ""
+        note.append(f"{walked.others} files that are not pictures")
+    return f"; skipped: {', '.join(note)}" if note else ""
 
 
 # Meaning of the folders -----------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def _listed(path: Path) -> Labelled:
         if not more or Path(image).name != image or not place.is_file():
             raise UserError(
                 f"{path}, line {number}: no image of images/ and its class, with a tab between: correct it",
-                public="a line of a list of images is no image and its class",
+                public="a line of a list of images is not an image and its class",
             )
         found.append((place, more[0]))
     return found

@@ -22,7 +22,7 @@ from fewbytes.data.columns import Texts, is_number, plain
 from fewbytes.data.marks import MARKS, far_marks
 from fewbytes.data.schema import NOT_SCALED, USUAL_MARKS, Schema, Unclear, no_column, refused
 
-USUAL = 3  # standard deviations around the server's mean, within which values are no marks
+USUAL = 3  # standard deviations around the server's mean, within which values are not marks
 SHORT = 100_000  # rows; numbers of shorter tables, which may have many columns, are converted only once
 
 

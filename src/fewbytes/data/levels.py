@@ -47,7 +47,7 @@ def check_no_masks(folder: Path, names: Sequence[str]) -> None:
         raise UserError(
             f"{folder} has pictures in {images}/ and in {masks}/, which are no classes: {layout}; for a class of every "
             f"image give the folder {images} alone",
-            public=f"folders of images lie beside such of masks, which are no classes: {layout}",
+            public=f"folders of images lie beside folders of masks, which are no classes: {layout}",
         )
 
 
@@ -88,7 +88,7 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
         raise UserError(
             f"{folder} could be <domain>/<class>/<image> or <class>/<group>/<image>: folders in "
             f"{listed(sorted(above), 2)} are called by numbers ({listed(sorted(below), SHOWN)}): if these are groups, "
-            "such as patients, give each a name of its own, in one class alone; if classes, call them by words",
+            "such as patients, give each a name of its own, in one class alone; if classes, name them with words",
             public="folders of pictures are called by numbers, and could be classes in domains, or groups in classes",
         )
     classes = {parts: rest[1] for parts, rest in short.items()}

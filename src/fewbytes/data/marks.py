@@ -19,7 +19,7 @@ LARGE = 77  # a negative number of this size is a mark even if it occurs once
 def far_marks(values: NDArray[np.float64], marks: Sequence[int], usual: tuple[float, float] | None = None) -> list[int]:
     """The `marks` in a column that seem to mean missing values: repeated and far from all others, single and very far,
     or the only negative values. No mark lies above other values that are few or mostly equal, as counts and pixels are.
-    Values between the two of `usual` are no marks."""
+    Values between the two of `usual` are not marks."""
     there = np.isin(values, marks)
     others = values[~there & ~np.isnan(values)]
     if not len(others):

@@ -40,7 +40,7 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
     scaled and cropped to `size` pixels per side (masks by the nearest pixel). They are uint8, or float32 if deeper than
     8 bits. Classes are named by the lines of `classes.txt`, else by the values of masks. Without test images, a fifth
     of the training images is for testing. Raises UserError, naming the file, if one is missing, cannot be read or
-    differs in size, and for values that are no classes or differ in meaning between the splits.
+    differs in size, and for values that are not classes or differ in meaning between the splits.
     """
     test = next((folder / place for place in TEST_NAMES if (folder / place / "images").is_dir()), None)
     if only_test and test is None and not (folder / "train" / "images").is_dir():
@@ -74,7 +74,7 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
 
 
 def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[int, ...] | None:
-    """The mask values that are classes, in order, if they are no class numbers; None: they are, and 255 is none.
+    """The mask values that are classes, in order, if they are not class numbers; None: they are, and 255 is none.
 
     `found`: all values that occur, ascending; `named`: the number of classes in classes.txt. Values with gaps are one
     class each, except 255 beside small ones; 0 and 255 are two classes. Numbers from 1 to `named` are these classes.
@@ -237,7 +237,7 @@ def _pair(file: Path, mask_file: Path, size: int | None, number: int) -> tuple[P
     if isinstance(mask, np.ndarray) or mask.mode not in ("L", "P", "1"):
         raise wrong_image(
             mask_file, mask_file.parent, number,
-            "is no mask: its pixels must be class numbers, in one channel of 8 bits or a palette",
+            "is not a mask: its pixels must be class numbers, in one channel of 8 bits or a palette",
         )  # fmt: skip
     values = np.asarray(mask)
     values = values.astype(np.uint8)[..., None]

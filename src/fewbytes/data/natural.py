@@ -24,9 +24,8 @@ Indices = NDArray[np.int64]
 def by_value(train: Values, test: Values, what: str) -> tuple[tuple[str, ...], list[Indices], list[Indices]]:
     """(clients' names in order, indices of each one's training samples, of its test samples).
 
-    Test samples of a value without training samples are no client's. Raises UserError for a missing value, and if more
-    than half of the training samples have a value of their own. `what`: the column, for errors.
-    """
+    Test samples of a value without training samples belong to no client. Raises UserError for a missing value, and if
+    more than half of the training samples have a value of their own. `what`: the column, for errors."""
     if missing := int((train == "").sum() + (test == "").sum()):
         raise UserError(f"{what} is missing in {missing} samples: fill it in, or leave these samples out")
     names = sorted(set(train.tolist()), key=lambda text: (0, float(text), text) if is_number(text) else (1, 0.0, text))
@@ -61,7 +60,7 @@ def image_columns(folder: Path, apart: bool) -> Columns:
                 f"{folder} has no folders above or below those of classes: partition folders needs "
                 "<domain>/<class>/<image> or <class>/<group>/<image>"
                 if column == FOLDERS
-                else f"{folder} is no table, so it has no column {column!r}: use another partition"
+                else f"{folder} is not a table, so it has no column {column!r}: use another partition"
             )
         return found["train"], found.get("test", found["train"])
 
@@ -73,7 +72,7 @@ def folder_names(name: str, names: Values) -> Columns:
 
     def values(column: str) -> tuple[Values, Values]:
         if column != FOLDERS:
-            raise UserError(f"{name} is no table, so it has no column {column!r}: use another partition")
+            raise UserError(f"{name} is not a table, so it has no column {column!r}: use another partition")
         return names, names
 
     return values
@@ -95,6 +94,6 @@ def described(column: str) -> str:
 
 
 def words(names: tuple[str, ...], column: str, left: int) -> str:
-    """A line about such a partition; `left`: the number of test samples that are no client's."""
+    """A line about such a partition; `left`: the number of test samples that belong to no client."""
     more = f"; {left} test samples with other values are the server's alone" if left else ""
     return f"{len(names)} clients, by {described(column)}: {listed(names, 5)}{more}"

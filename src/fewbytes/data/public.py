@@ -23,7 +23,7 @@ def with_public(dataset: Dataset, public: str, seed: int, image_size: int | None
     """The clients' data set and the public samples. `public` is a number of training samples, drawn and held out; or
     another data set, read with `image_size`, whose training images are converted to the same shape.
 
-    Raises UserError for more samples than there are, an unknown data set, or samples that are no images.
+    Raises UserError for more samples than there are, an unknown data set, or samples that are not images.
     """
     if not public.isdecimal():
         return dataset, reshaped(load_dataset(public, image_size).train, dataset.train.shape)

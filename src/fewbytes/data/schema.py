@@ -38,8 +38,8 @@ class Schema(msgspec.Struct, frozen=True):
     The other fields state how tables are read, at all sites. `leave_out`: unused columns. `columns`: the only features,
     if not empty. `missing_marks`: marks of missing values besides empty ones. `limits`: how values like `<0.5` are
     read. `decimal` and `date_order`: the notation of numbers and dates, if values are ambiguous. `encoding`,
-    `separator` and `sheet`: of files (empty: detected). `group`: a column that is no feature; none of its values is
-    both in training and in test. `unknown`: values that are no category are an error, or have no indicator.
+    `separator` and `sheet`: of files (empty: detected). `group`: a column that is not a feature; none of its values is
+    both in training and in test. `unknown`: values that are not a category are an error, or have no indicator.
     """
 
     target: tuple[str, ...] = ()

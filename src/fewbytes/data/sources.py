@@ -149,8 +149,8 @@ def _class_numbers(
         number = {text: int(text) for text in texts}
     elif pa.types.is_floating(kind):
         raise UserError(
-            f"{folder} has labels that are no whole numbers: give numbers of classes, or their names",
-            public="a Parquet file has labels that are no whole numbers: give numbers of classes, or their names",
+            f"{folder} has labels that are not whole numbers: give numbers of classes, or their names",
+            public="a Parquet file has labels that are not whole numbers: give numbers of classes, or their names",
         )
     else:  # the classes of the training samples, in order
         classes = tuple(sorted(set(found["train"][1])))

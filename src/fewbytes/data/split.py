@@ -382,7 +382,7 @@ def _learnt(shape: tuple[int, ...], y: Any) -> tuple[Tensor, None, None, Targets
 
 
 def learnt_of(shape: tuple[int, ...], y: NDArray[Any]) -> Kind:
-    """The kind of targets y (n, …) of samples of that shape (n, …). Raises UserError if they are no numbers."""
+    """The kind of targets y (n, …) of samples of that shape (n, …). Raises UserError if they are not numbers."""
     if y.dtype.kind not in "biuf" or not y.ndim:
         raise UserError(f"labels are one integer per sample, or other numbers, not {y.dtype} of shape {y.shape}")
     if y.dtype.kind == "b":

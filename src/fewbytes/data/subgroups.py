@@ -56,7 +56,7 @@ def column_values(
     """A column's value for each of some samples of the table called `name`, of its training or test split, read by
     `schema`: text, or a number; None if it is missing.
 
-    Raises UserError if the data are no table, the table lacks the column, or it has other rows than `samples`.
+    Raises UserError if the data are not a table, the table lacks the column, or it has other rows than `samples`.
     """
     place = find(name)
     files = {} if place is None else table_files(place, only_test=True)

@@ -39,7 +39,7 @@ that cannot be read as they are."""
 CLASS = "class"
 """The column with the classes of images, texts and arrays."""
 DIGITS = 3
-"""Numbers that are equal to so many digits are near-duplicates."""
+"""Numbers that are equal to this number of digits are near-duplicates."""
 Lengths = Callable[[Sequence[str]], list[int]]
 """Texts' numbers of tokens, or of words."""
 
@@ -62,7 +62,7 @@ class Column:
 @dataclass(frozen=True)
 class SiteTerms:
     """What a site reports in a survey: `tell` as in a node's configuration, nothing of fewer than `min_count` samples,
-    `salt`, the sites' common secret for finding duplicates (empty: it takes no part in that), and `folder`, that of
+    `salt`, the sites' common secret for finding duplicates (empty: it does not take part), and `folder`, that of
     its node's run folders."""
 
     tell: Literal["nothing", "sizes", "labels", "figures"] = "figures"
@@ -131,9 +131,8 @@ class Reading:
 def read_surveyed(name: str, how: Reading, terms: SiteTerms) -> Dataset:
     """The data set called `name`, as `load_dataset` finds it, with `Surveyed` samples; labels only serve to split them.
 
-    Missing values, images of different sizes and columns of any kind are no errors here. Raises UserError for data that
-    cannot be read at all.
-    """
+    Missing values, images of different sizes and columns of any kind are not errors here. Raises UserError for data
+    that cannot be read at all."""
     place = None if name == "digits" or is_function(name) or name.startswith("coco:") else find(name, files=True)
     if place is not None and (how.text is not None or not holds_text(name)):
         other = is_coco(place) or yolo_places(place) or holds_masks(place) or label_lists(place, how.schema)

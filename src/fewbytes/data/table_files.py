@@ -72,7 +72,7 @@ def table_files(place: Path, only_test: bool = False) -> Files:
 
 
 def read_columns(path: Path, schema: Schema) -> Table:
-    """Read a file's columns; .json files are lines of JSON, too. Raises UserError for a file that is no table."""
+    """Read a file's columns; .json files are lines of JSON, too. Raises UserError for a file that is not a table."""
     suffix = table_suffix(path)
     try:
         data, notes, decimals = READERS.get(suffix, columnar.read_json)(path, schema)
@@ -90,4 +90,4 @@ def check_kind(name: str) -> None:
         if place.is_file():
             what = f"cannot be read as a table: its name ends in {place.suffix or 'nothing'!r}"
             known = ", ".join(suffix for suffix in SUFFIXES if suffix.count(".") == 1)
-            raise refused(str(place), what, f"give one of {known}", f"is no file that can be read ({known})")
+            raise refused(str(place), what, f"give one of {known}", f"is not a file that can be read ({known})")

@@ -54,7 +54,7 @@ class Reading(TypedDict, total=False):
     columns; `columns`: the only features. `missing`: rows with missing values are an error ("refuse"), are left out
     ("drop"), or get the column's mean, or no category ("mean"). `missing_marks`: marks of missing values besides empty
     ones. `categories`: columns of categories, whatever they look like. `limits`: how values like `<0.5` are read.
-    `decimal`, `date_order`: the notation, if ambiguous. `group`: a column that is no feature; none of its values is
+    `decimal`, `date_order`: the notation, if ambiguous. `group`: a column that is not a feature; none of its values is
     both in training and in test.
     """
 
@@ -471,7 +471,7 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
         if (moved == -2).any() and schema.unknown == "refuse":
             lacks = f"is a category that the server's table lacks (it has {listed(known)})"
             remedy = "correct it, or add a row with it to the server's table"
-            public = f"a value that is no category of the server's table: {remedy}"
+            public = f"a value that is not a category of the server's table: {remedy}"
             raise table.wrong(name, moved == -2, lacks, remedy, public)
         moved = moved[kept]
         rows = np.flatnonzero(moved >= 0)

@@ -243,6 +243,6 @@ def _read(path: Path, encoding: str) -> str:
     try:
         return content.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        what = f"is no text in {encoding.upper().removesuffix('-SIG')}"
+        what = f"is not text in {encoding.upper().removesuffix('-SIG')}"
         remedy = "name its encoding (--encoding), convert or remove it"
         raise refused(str(path), f"{what} (byte {error.start})", remedy, f"{what}: {remedy}", "a text") from None

@@ -146,8 +146,8 @@ class WorkerPool(Transport):
         except (OSError, EOFError):  # it was killed, and its workers with it
             if torch.device(self.runner.task.problem.device).type != "cpu" and torch.cuda.is_initialized():
                 raise UserError(
-                    "the process that forks the workers was killed, and this one has opened the GPU since, so that it "
-                    "can fork none that could: the run can be resumed"
+                    "the process that forks the workers was killed, and this process has since opened the GPU, so it "
+                    "cannot fork new ones: resume the run"
                 ) from None
             self._forks.close()
             self._forks = ForkServer(self.runner, self.exchange)

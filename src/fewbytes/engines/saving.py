@@ -23,7 +23,7 @@ SUFFIX = ".training"
 
 @dataclass
 class FileSaves:
-    """Where a client's trainings for one handler in one round are saved, a file each, every so many seconds."""
+    """Where a client's trainings for one handler in one round are saved: one file each, every `every` seconds."""
 
     folder: Path
     name: str

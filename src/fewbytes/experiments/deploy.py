@@ -125,7 +125,7 @@ class Nodes:
         names = [place.name for place in self.places]
         if unknown := sorted(set(named_in(self.by_mailbox or "")) - set(names)):
             guess = suggestion(unknown[0], names)
-            raise UserError(f"--by-mailbox names {unknown[0]!r}, which is no member of the federation{guess}")
+            raise UserError(f"--by-mailbox names {unknown[0]!r}, which is not a member of the federation{guess}")
         if self.kind not in KINDS:
             raise UserError(f"--node is {' or '.join(KINDS)}, not {self.kind!r}")
         for name, given in (("address", self.address), ("listen", self.listen)):

@@ -48,7 +48,7 @@ def _gpu() -> Finding:
     try:
         check_device("cuda")
     except UserError as error:
-        why = str(error).partition("here: ")[2].removesuffix(": take cpu").split(". ")[0]
+        why = str(error).partition("here: ")[2].removesuffix(": use cpu").split(". ")[0]
         return Finding("GPU", f"none that PyTorch can use ({why})")
     return Finding(
         "GPU", "usable by PyTorch with --device cuda; start nvidia-cuda-mps-control -d to share it among workers"

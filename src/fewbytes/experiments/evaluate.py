@@ -264,11 +264,11 @@ def _place(found: Found, client: int) -> str:
 def _values(
     place: str, schema: Schema | None, by: str | None, splits: Sequence[tuple[Half, Split]]
 ) -> list[str | float | None]:
-    """The values by which a site's samples are grouped, if they are. Raises UserError for data that are no table."""
+    """The values by which a site's samples are grouped, if they are. Raises UserError for data that are not a table."""
     if by is None:
         return []
     if schema is None:
-        raise UserError(f"--by {by}: subgroups are of tables, and {place} is none: leave --by out")
+        raise UserError(f"--by {by}: subgroups need a table, and {place} is none: leave --by out")
     column = By.read(by).column
     return [value for half, split in splits for value in column_values(place, schema, column, half, split)]
 

@@ -179,7 +179,7 @@ class LearningSettings(Group):
     )
     positive: str | None = setting(
         None,
-        "Class that metrics are of: auc, sensitivity, specificity, sensitivity@specificity=0.9, f1, brier, …",
+        "Positive class of the metrics: auc, sensitivity, specificity, sensitivity@specificity=0.9, f1, brier, …",
         metavar="CLASS",
         brief=True,
     )
@@ -237,7 +237,7 @@ class ModelSettings(Group):
     )
     secure_aggregation: bool = setting(
         False,
-        "Show the server only the sum of the clients' messages (methods that need no more).",
+        "Show the server only the sum of the clients' messages (for methods that need only the sum).",
         option="--secure-aggregation",
         brief=True,
     )

@@ -186,7 +186,7 @@ def with_whole_paths(experiment: Experiment) -> Experiment:
 
 
 def _whole(name: str | None) -> str | None:
-    """A relative path made absolute; paths under FEWBYTES_DATA, and names that are no paths, stay unchanged."""
+    """A relative path made absolute; paths under FEWBYTES_DATA, and names that are not paths, stay unchanged."""
     if name is None or name == "digits" or name.isdecimal():
         return name
     root = os.environ.get("FEWBYTES_DATA")

@@ -115,7 +115,7 @@ def _split(reader: Reader, partition: Partition) -> Loaded:
 
 
 def _without_column(how: DataSettings, column: str | None) -> DataSettings:
-    """The settings, by which a table's column that names the clients is no feature, unless `columns` names it."""
+    """The settings, by which a table's column that names the clients is not a feature, unless `columns` names it."""
     if not column or how.schema is not None or how.text is not None or column in (how.columns or ()):
         return how
     if column in (how.leave_out or ()) or column == how.group:
@@ -159,7 +159,7 @@ def _local(reader: Reader, partition: Partition, here: Sequence[Id] | None) -> L
 
 class Reader:
     """Reads datasets as the settings say, and keeps the tokenizer and the notes of all that it read. `partition`: how a
-    dataset will be split. A column that names the clients is no feature."""
+    dataset will be split. A column that names the clients is not a feature."""
 
     def __init__(self, settings: DataSettings, model: ModelSettings, partition: Partition | None = None) -> None:
         column = None if partition is None else partition.column

@@ -64,7 +64,7 @@ class Membership:
                 notes.append(f"{whose[place]} {new}")
         processes.keep_only(list(self._keys))
         notes += [
-            f"{whose.get(place, place)} is no member any more, and refused" for place in before.keys() - self._keys
+            f"{whose.get(place, place)} is no longer a member, and refused" for place in before.keys() - self._keys
         ]
         others = keys.keys() - whose.values() - self._others
         notes += [f"{name} is a member, but not of this run: the next one has it" for name in sorted(others)]

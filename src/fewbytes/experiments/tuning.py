@@ -169,7 +169,7 @@ def _at_an_end(space: Space, parameters: Mapping[str, Any]) -> list[str]:
             and parameters[key] in (min(numbers), max(numbers))
         ):
             size = "smallest" if parameters[key] == min(numbers) else "largest"
-            notes.append(f"; {key} {parameters[key]} is the {size} value tried, so that others may be better")
+            notes.append(f"; {key} {parameters[key]} is the {size} value tried, so values beyond it may be better")
     return notes
 
 

@@ -55,7 +55,7 @@ def read(folder: Path) -> Federation:
         remedy = "make one with `fewbytes federation init`, or name its folder"
         raise UserError(f"{folder} is not the folder of a federation (it has no {FILE}): {remedy}") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder / FILE} cannot be read: {error}; put a copy of it back") from None
+        raise UserError(f"{folder / FILE} cannot be read: {error}; restore a copy of it") from None
 
 
 def make(folder: Path, address: str, listen: str | None) -> None:
@@ -117,7 +117,7 @@ def remove(folder: Path, name: str) -> None:
         there = federation.member(name)
         if there is None and name not in federation.invited:
             known = [each.name for each in federation.members]
-            raise UserError(f"{name} is no member{suggestion(name, known)}; members: {listed(known) or 'none'}")
+            raise UserError(f"{name} is not a member{suggestion(name, known)}; members: {listed(known) or 'none'}")
         federation.invited = [each for each in federation.invited if each != name]
         federation.members = [each for each in federation.members if each.name != name]
         _record(folder, "removed", name, **({} if there is None else {"old": fingerprint(there.key)}))
@@ -144,7 +144,7 @@ def history(folder: Path) -> list[dict[str, Any]]:
 
 
 def _check(address: str | None, listen: str | None) -> None:
-    """Raises UserError for what is no address of a server."""
+    """Raises UserError for what is not an address of a server."""
     for name, given in (("address", address), ("listen", listen)):
         if given is not None and not host_and_port(given, f"--{name}")[1] and name == "address":
             raise UserError(f"--address is {given!r}: sites need the port, such as {EXAMPLE}")

@@ -130,7 +130,7 @@ class Site:
         self._ask()
         ahead = self._answer.ahead
         if ahead is None:
-            raise FewbytesError("the server does not state its time: it is no server of fewbytes")
+            raise FewbytesError("the server does not state its time: it is not a server of fewbytes")
         off = f"this machine's clock is {span(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the server's"
         if -MOST_BEHIND < ahead < MOST_AHEAD:
             return off if abs(ahead) > 1.5 else "this machine's clock agrees with the server's"
@@ -148,7 +148,7 @@ class Site:
             raise FewbytesError(
                 f"the server has removed the key {key} and refuses it for good: ask for a new invitation"
             )
-        why = f"the server answers no check (HTTP status {status})"
+        why = f"the server does not answer checks (HTTP status {status})"
         raise FewbytesError(f"{why}: it runs an older fewbytes, or was not started by `fewbytes deploy`")
 
     def _ask(self) -> None:

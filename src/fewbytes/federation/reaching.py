@@ -164,9 +164,10 @@ class Reaching:
             raise FewbytesError(_refused(error, self._chain(), read_chain(ca), self.host)) from None
         except OSError as error:  # also ssl.SSLError
             why = f"{self.address} does not speak TLS ({_refusal(error, self.seconds)})"
-            raise FewbytesError(f"{why}: another program listens there, or a device between; check the port") from None
+            remedy = "another program listens there, or a device in between answers; check the port"
+            raise FewbytesError(f"{why}: {remedy}") from None
         left = (there.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
-        return f"its certificate is proved by {ca.name} and valid for {left} more days"
+        return f"its certificate is issued by {ca.name} and valid for {left} more days"
 
     def _chain(self) -> list[x509.Certificate]:
         """The certificates that the server sends, unverified; its own one at least."""

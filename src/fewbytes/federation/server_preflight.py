@@ -155,7 +155,7 @@ def available_memory() -> int | None:
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        with suppress(OSError, ValueError):  # "max" is no number: no limit
+        with suppress(OSError, ValueError):  # "max" is not a number: no limit
             limit, used = (int((GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
             free = min(free, max(0, limit - used))
         return free

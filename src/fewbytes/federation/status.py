@@ -39,7 +39,7 @@ def of_url(url: str) -> Status | list[NodeStatus]:
     try:
         return msgspec.json.decode(text, type=Status | list[NodeStatus])
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise UserError(f"{url} is no monitoring endpoint of fewbytes") from None
+        raise UserError(f"{url} is not a monitoring endpoint of fewbytes") from None
 
 
 def trouble(status: Status | Sequence[NodeStatus]) -> str:

@@ -187,6 +187,6 @@ def _read(path: Path) -> Diary | None:
     except (OSError, msgspec.MsgspecError):
         pass
     raise UserError(
-        f"{path.name}, the diary of what was spent of privacy, is damaged: put a copy of it back; without one, "
-        "removing it counts from nothing again, which only the owner of the data may decide"
+        f"{path.name}, the diary of what was spent of privacy, is damaged: restore a copy of it; without one, "
+        "removing it restarts the count at zero, which only the owner of the data may decide"
     )

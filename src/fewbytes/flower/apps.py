@@ -255,7 +255,7 @@ def failure(reply: Message) -> str:
         return str(reply.error.reason)
     with suppress(FrameError):
         why = decoded(read_content(reply.content)[0], Done).error
-        return "it runs something else than the server, whose log says what" if why.startswith(DIFFERENT) else why
+        return "it differs from the server, whose log has the details" if why.startswith(DIFFERENT) else why
     return ""  # the answer to another kind of message
 
 

@@ -162,7 +162,7 @@ def write_node_key(folder: Path, name: str) -> None:
 def node_name(name: str) -> str:
     """The name, if it can be a node's. Raises UserError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name.endswith(".pub"):
-        raise UserError(f"{name!r} is no name for a node: 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first")
+        raise UserError(f"{name!r} is not a name for a node: 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first")
     return name
 
 

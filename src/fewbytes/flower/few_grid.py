@@ -147,7 +147,7 @@ class FewGrid(Grid):
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push messages, and wait for their replies for so many seconds."""
+        """Push messages, and wait for their replies, for `timeout` seconds at most (None: without a limit)."""
         waiting, replies = set(filter(None, self.push_messages(messages))), []
         end, pause = time.monotonic() + (timeout if timeout is not None else float("inf")), POLL[0]
         while waiting and time.monotonic() < end:

@@ -149,7 +149,7 @@ class MailboxLink(Link):
             raise
 
     def _is_void(self, number: int) -> bool:
-        """Whether an order's receiver is no member any more, or has another key."""
+        """Whether an order's receiver is no longer a member, or has another key."""
         node, member = self._sent[number]
         return self._members.get(node) != member
 

@@ -197,8 +197,8 @@ class Node:
         if self._bound(order.nonce):
             return ""
         return (
-            f"this node's folder of the run {order.run!r} is of another run, or another server's, with that name: name "
-            "the run otherwise, or remove the folder on the node"
+            f"this node's folder of the run {order.run!r} belongs to another run, or another server's, with that name: "
+            "choose another name for the run, or remove the folder on the node"
         )
 
     def _bound(self, nonce: bytes) -> bool:

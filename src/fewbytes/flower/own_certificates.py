@@ -46,7 +46,7 @@ def check_certificates(folder: Path, hosts: Sequence[str]) -> list[x509.GeneralN
     for each, where in [(each, pem) for each in chain] + [(root, "ca.crt") for root in roots]:
         what = f"{folder / where}: the certificate of {each.subject.rfc4514_string()!r}"
         if now >= each.not_valid_after_utc:
-            raise UserError(f"{what} is out of date since {each.not_valid_after_utc:%Y-%m-%d}: put a new one there")
+            raise UserError(f"{what} expired on {each.not_valid_after_utc:%Y-%m-%d}: put a new one there")
         if now < each.not_valid_before_utc:
             raise UserError(f"{what} is valid from {each.not_valid_before_utc:%Y-%m-%d} on: check this machine's clock")
     return names

@@ -138,4 +138,4 @@ class GridTransport(Transport):
             for k in ours | theirs
             if theirs.get(k) != ours.get(k)
         ]
-        return f"runs something else than this server: {'; '.join(differing)}"[:1000]
+        return f"differs from this server in: {'; '.join(differing)}"[:1000]

@@ -98,7 +98,7 @@ def _scheduler_of(folder: Path) -> str:
         kind, scheduler = parts["_class_name"], parts["scheduler"][1]
     except FileNotFoundError:
         raise UserError(
-            f"{folder} is no generator: a folder must hold a pipeline of diffusers, model_index.json"
+            f"{folder} is not a generator: a folder must hold a pipeline of diffusers, model_index.json"
         ) from None
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{index} cannot be read: {type(error).__name__}: {error}") from None

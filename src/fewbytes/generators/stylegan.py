@@ -184,11 +184,11 @@ def load_stylegan(path: Path) -> StyleGAN:
     content = read_pickle(path)
     network = content.get("G_ema") if isinstance(content, dict) else None
     if not isinstance(network, Record):
-        raise UserError(f"{path} has no network G_ema: it is no checkpoint of StyleGAN3 or StyleGAN-XL")
+        raise UserError(f"{path} has no network G_ema: it is not a checkpoint of StyleGAN3 or StyleGAN-XL")
     try:
         return _generator(network)
     except UserError as error:
-        raise UserError(f"{path} is no usable StyleGAN3 or StyleGAN-XL: {error}") from error
+        raise UserError(f"{path} is not a usable StyleGAN3 or StyleGAN-XL: {error}") from error
 
 
 def _generator(network: Record) -> StyleGAN:

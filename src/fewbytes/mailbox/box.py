@@ -40,7 +40,7 @@ class Box:
         try:
             self._files, self._path = fsspec.core.url_to_fs(self.place, **options)
         except (ImportError, ValueError) as error:
-            raise UserError(f"{place} is no place for files: {one_line(error, 300)}") from None
+            raise UserError(f"{place} is not a place for files: {one_line(error, 300)}") from None
         self.is_local = kind in ("", *LOCAL)
 
     def below(self, *names: str) -> Box:

@@ -138,7 +138,7 @@ def _cipher(secret: bytes) -> tuple[AESGCM, bytes]:
 def _split(data: bytes) -> tuple[Header, bytes, bytes, bytes]:
     """The header, its bytes with their length, the signature and the ciphertext. Raises NotAccepted."""
     if not data.startswith(MAGIC[: max(1, len(data))]):
-        raise NotAccepted("it is no sealed file of fewbytes")
+        raise NotAccepted("it is not a sealed file of fewbytes")
     start = len(MAGIC)
     end = start + 4 + int.from_bytes(data[start : start + 4], "little")
     if end - start - 4 > LONGEST_HEADER:

@@ -135,7 +135,7 @@ def _read(folder: Path) -> dict[str, Done]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Done]) if path.exists() else {}
     except msgspec.MsgspecError:
-        raise UserError(f"{path} is damaged: put a copy of it back, or remove it to accept old orders again") from None
+        raise UserError(f"{path} is damaged: restore a copy of it, or remove it to accept old orders again") from None
 
 
 @contextmanager

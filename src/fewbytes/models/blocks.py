@@ -123,7 +123,7 @@ def head_sizes(model: nn.Module) -> tuple[int, int]:
 
 
 def classifier_of(model: nn.Module) -> nn.Linear:
-    """The model's last layer, features to logits. Raises UserError if it is no Linear, or there are no units."""
+    """The model's last layer, features to logits. Raises UserError if it is not a Linear, or there are no units."""
     last = head_of(model)
     if not isinstance(last, nn.Linear):
         raise UserError(f"the classifier must be a Linear, not a {type(last).__name__}")

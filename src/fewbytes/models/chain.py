@@ -20,7 +20,7 @@ def chain_of(model: nn.Module) -> dict[str, Layer]:
 
     Each layer takes the output of the one before, with a neuron's outputs adjacent. Between layers only modules without
     entries are allowed: ReLU, pooling, dropout, flattening. Modules before the first layer may be anything untrained.
-    Raises UserError for a model that is no chain.
+    Raises UserError for a model that is not a chain.
     """
     names, own = {id(module): name for name, module in model.named_modules()}, trained_entries(model)
     entries = {id(value) for value in own.values()}

@@ -171,7 +171,7 @@ def with_generated_kernels(model: nn.Module, how: Kernels) -> nn.Module:
         raise UserError(
             f"a {type(model).__name__} has no convolution whose kernels {how.base} base kernels could generate"
             + (f": {why}{'; …' if len(kept) > 3 else ''}" if kept else ": it has no Conv2d")
-            + "; take fewer, or a model with wider convolutions"
+            + "; use fewer, or a model with wider convolutions"
         )
     return model
 

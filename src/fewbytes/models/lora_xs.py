@@ -2,8 +2,8 @@
 arXiv 2405.17604, 2024. With the truncated singular value decomposition W ~ U S V^T of a frozen weight, W + alpha/rank
 (U S) R V^T replaces W, and only the rank x rank matrix R is trained.
 
-U S takes the place of LoRA's B, and R V^T that of its A. R starts at zero, so that the first model is the base model to
-the bit. The paper draws tiny numbers; zero learns as well, since both factors beside R are not zero.
+U S takes the place of LoRA's B, and R V^T that of its A. R starts at zero, so the first model equals the base model
+bit for bit. The paper draws tiny numbers; zero learns as well, since both factors beside R are not zero.
 
 Both ends of the wire compute the factors from the weights. Their last bits depend on the library and the number of
 threads, so the decomposition is in float64 and rounded to bfloat16's 8 bits: different processors then agree, too.

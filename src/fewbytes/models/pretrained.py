@@ -74,7 +74,7 @@ def read_pretrained(name: str) -> Pretrained:
     except OSError as error:
         raise UserError(f"the weights {path} cannot be read: {error.strerror}") from None
     except SafetensorError as error:
-        raise UserError(f"the weights {path} are no safetensors file: {error}") from None
+        raise UserError(f"the weights {path} are not a safetensors file: {error}") from None
     except Exception as error:  # untrusted bytes: torch's reader fails in many ways
         raise UserError(
             f"the weights {path} are neither a .safetensors file nor a state dict that torch reads with "

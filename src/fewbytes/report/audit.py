@@ -27,13 +27,13 @@ Line = dict[str, Any]
 _NAMES, _SHOWN = 12, 200  # maximum: names of entries, rows
 _NOT_IN_RECORD = (
     "That a node is connected, its number, and when it answers: the server and the network see that.",
-    "Sentences that decline a request, and errors of a set-up. Neither has contents of data.",
+    "Reasons for declining a request, and errors of a set-up. Neither contains data.",
     "Anything that leaves the site's machines by other programs.",
-    "What the owner of the machine hides: who has the key and the disk can write another record. A copy of "
+    "What the owner of the machine hides: with the key and the disk, anyone can write another record. A copy of "
     "egress.head with the auditor, from an earlier day, shows that.",
 )
 _NOT_IN_RUN = (
-    "Which of the clients' samples influenced a model, and how: see the table above for what attacks find.",
+    "Which of the clients' samples influenced a model, and how. The table above states what attacks find.",
     "Copies of the run folder that others have: it has all clients' states and scores.",
 )
 
@@ -175,7 +175,7 @@ def _contents(group: Sequence[Line]) -> str:
             known += [each for each in entries if each not in known]
         beside |= dict.fromkeys(line["beside"])
     parts = [f"{name} ({listed(entries, _NAMES)})" if entries else name for name, entries in fields.items()]
-    return "; ".join([*parts, *(["beside: " + ", ".join(beside)] if beside else [])]) or "nothing but that it is done"
+    return "; ".join([*parts, *(["beside: " + ", ".join(beside)] if beside else [])]) or "only that it is done"
 
 
 def stated(run: RunFolder) -> Audited:
@@ -213,7 +213,7 @@ def stated(run: RunFolder) -> Audited:
         [short_name(name)],
         hidden,
         about,
-        no_rules="Rules are set where a site has a node of its own (fewbytes deploy). In one process there are none.",
+        no_rules="Rules apply only to a site with its own node (fewbytes deploy). In one process there are none.",
     )
 
 

@@ -141,7 +141,7 @@ def _choice(kind: str, groups: Sequence[Repeated]) -> Choice:
     points = _points(kind, groups, over=False)
     over = len(_points(kind, groups, over=True))
     rest = f"; over the budget and left out: {over}" if over else ""
-    none = f"For {WORDS[kind]} take no method of these"
+    none = f"For {WORDS[kind]}, use none of these methods"
     words = _Words(runs[0])
     if not points:
         return Choice(kind, None, none, "all exceed the budget")
@@ -166,7 +166,7 @@ def _choice(kind: str, groups: Sequence[Repeated]) -> Choice:
             more = "" if compared.seeds < ENOUGH else f", by more than chance over {compared.seeds} seeds"
             return Choice(kind, None, none, f"none is {words.step} better than local training{more}, {alone}{rest}")
         taken = front(silent)[0]
-    advice = f"For {WORDS[kind]} take {taken.label}, {kind} {words.score(taken)} {_cost(taken)}"
+    advice = f"For {WORDS[kind]}, use {taken.label}, {kind} {words.score(taken)} {_cost(taken)}"
     own = f"{words.score(best)} {'by local training, too' if best.nbytes == 0 else _cost(best)}"
     comes, near = f"comes within {words.step}", taken.score >= best.score - within - 1e-9
     comes += " or could be as good by chance" if compared.seeds >= ENOUGH else ""

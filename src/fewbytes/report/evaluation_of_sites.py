@@ -106,7 +106,7 @@ def _ungrouped(sites: Mapping[int, str], reported: Mapping[int, Tested], by: str
 
 
 def _gains(models: str, over: str, sites: Mapping[int, str], better: Mapping[int, Better]) -> Iterator[Gain]:
-    """Gains over other models at each site, and in the mean over them."""
+    """Gains over other models at each site, and on average."""
     draws = {client: _draws(each) for client, each in better.items() if client in sites and each.value is not None}
     values = {client: better[client].value or 0.0 for client in draws}
     for client, value in values.items():

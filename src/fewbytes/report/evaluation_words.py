@@ -6,7 +6,7 @@ from fewbytes.base.errors import listed
 from fewbytes.report.evaluation import in_percent, main_metric
 from fewbytes.report.records import Evaluation, Figure, Gain
 
-WITH = {"shared": " with one model for all", "own": " with a model for each site"}
+WITH = {"shared": " with one shared model", "own": " with a model for each site"}
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
@@ -45,7 +45,7 @@ def _verdict(evaluation: Evaluation, gain: Gain, among: int, judged: str) -> str
     sites = [each for each in sites if each["gain"]["value"] is not None]
     better = [str(each["site"]) for each in sites if _sign(each["gain"]) > 0]
     worse = [str(each["site"]) for each in sites if _sign(each["gain"]) < 0]
-    head = {1: "Federating helps", -1: "Federating does harm", 0: "It is open whether federating helps"}
+    head = {1: "Federating helps", -1: "Federating hurts", 0: "It is unclear whether federating helps"}
     most = f" (the best of {among} methods, which flatters it)" if among > 1 else ""
     at = [f"better at {listed(better)}"] if better else []
     at += [f"worse at {listed(worse)}"] if worse else []
@@ -54,17 +54,17 @@ def _verdict(evaluation: Evaluation, gain: Gain, among: int, judged: str) -> str
     at += [f"no figure at {listed(without)}"] if without else []
     return (
         f"{head[_sign(gain['gain'])]}{judged}: by {main_metric(evaluation)}, {model} {_gap(evaluation, gain['gain'])} "
-        f"{'better' if (gain['gain']['value'] or 0) >= 0 else 'worse'} than training alone in the mean over "
+        f"{'better' if (gain['gain']['value'] or 0) >= 0 else 'worse'} than training alone on average over "
         f"{len(sites)} sites' test sets{most}; by site: {'; '.join(at)}."
     )
 
 
 def _contribution(evaluation: Evaluation, mean: Gain) -> str:
-    """What a site that was left out contributes: in the mean over sites, and at the site itself."""
+    """What a site that was left out contributes: on average over sites, and at the site itself."""
     left = mean["over"].removeprefix("without ")
     own = [g for g in evaluation["gains"] if g["over"] == mean["over"] and g["site"] == left]
     sites = sum(g["over"] == mean["over"] for g in evaluation["gains"]) - 1
-    places = [(mean, f"in the mean over {sites} sites"), *((gain, f"at {left} itself") for gain in own)]
+    places = [(mean, f"on average over {sites} sites"), *((gain, f"at {left} itself") for gain in own)]
     parts = [
         f"not different {where}"
         if not gain["gain"]["value"] and gain["gain"]["low"] == gain["gain"]["high"]

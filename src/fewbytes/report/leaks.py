@@ -22,7 +22,7 @@ from fewbytes.report.table import decibels, percent
 RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
 CONTROL_AUC = 0.60  # of an overfitted model; below it the attack is void
 GUESSING = 0.05  # an AUC this close to 0.5 counts as guessing
-CONTROL_SUCCESS, CONTROL_DROP = 0.80, 0.20  # minimum effect on the mean: less is no attack
+CONTROL_SUCCESS, CONTROL_DROP = 0.80, 0.20  # minimum effect on the mean: less is not an attack
 DEFENDED_SUCCESS, DEFENDED_BACKDOOR_DROP, DEFENDED_DROP = 0.15, 0.02, 0.03
 _FILE_BYTES = 1 << 24  # a larger picture is not shown
 

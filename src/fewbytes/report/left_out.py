@@ -98,7 +98,7 @@ def section(runs: Sequence[RunFolder]) -> Section | None:
     absent = []
     for run in runs:
         if sentences := [*_sentences(run), *_capitals(_standing_out(run)), *_joined(run)]:
-            # surplus ones last, as they are no failures
+            # surplus ones last, as they are not failures
             found = sorted(left_out(run), key=lambda left: left.outcome == "surplus")
             shown = [left._replace(why=cut(left.why, _CHARACTERS)) for left in found[:_LINES]]
             absent.append(Absent(run.label, " ".join(sentences), shown, len(found) - len(shown)))
@@ -155,10 +155,10 @@ def _absences(run: RunFolder) -> list[str]:
         found.setdefault(left.client, []).append(left)
     rounds = sum(row["phase"] == "round" for row in run.rounds)
     texts = [
-        f"client {client} took no part in {len(absences):,} of {rounds:,} rounds ({cut(absences[-1].why, _CHARACTERS)})"
+        f"client {client} missed {len(absences):,} of {rounds:,} rounds ({cut(absences[-1].why, _CHARACTERS)})"
         for client, absences in found.items()
     ]
-    more = [f"{len(texts) - _NAMES:,} further clients took no part in some rounds"] if len(texts) > _NAMES else []
+    more = [f"{len(texts) - _NAMES:,} further clients missed some rounds"] if len(texts) > _NAMES else []
     return texts[:_NAMES] + more
 
 

@@ -255,7 +255,7 @@ class Cell(TypedDict):
 
 
 class Gain(TypedDict):
-    """By how much `models` are better than `over` at a site (None: in the mean over sites), by the main metric."""
+    """By how much `models` are better than `over` at a site (None: on average over sites), by the main metric."""
 
     models: str
     over: str

@@ -73,7 +73,7 @@ def spread_of(values: Iterable[float]) -> Spread | None:
 
 
 class Difference(NamedTuple):
-    """How much better a method is than another (positive: better), in the mean over seeds, with the bounds of its 95 %
+    """How much better a method is than another (positive: better), on average over seeds, with the bounds of its 95 %
     interval, nan for one seed; and the number of seeds."""
 
     label: str

@@ -206,7 +206,7 @@ def _of_categories(column: str, of: Mapping[str, ColumnFigures], learnt: bool, l
             text = f"{column!r}: {site} has {listed(sorted(names - expected))}, which other sites lack"
             lacking = sorted(expected - names)
             text += f", and lacks {listed(lacking)}" if lacking else ""
-            yield Finding(kind, column, [site], f"{text}: is the same meant?")
+            yield Finding(kind, column, [site], f"{text}: do they mean the same?")
         elif expected - names:
             yield Finding(kind, column, [site], f"{column!r}: {site} has {few} of {listed(sorted(expected - names))}")
     by = {name: name.strip().casefold() for name in every}

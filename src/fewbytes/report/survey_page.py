@@ -126,18 +126,18 @@ def notes_of(whole: SurveyFile) -> Iterator[str]:
     """Sentences on what the figures leave out."""
     for each in whole.hidden:
         yield (
-            f"{', '.join(each.sites)} tell {TELLS[each.tells]} alone: they are in one sum, which hides each of "
-            "them, and in the column “all together”."
+            f"{', '.join(each.sites)} report {TELLS[each.tells]} alone: they are counted in one sum, which hides each "
+            "of them, and in the column “all together”."
         )
     if not any((site.samples or 0) >= whole.min_count for site in whole.sites) and not whole.hidden:
         yield f"No site has {whole.min_count} samples, so there are no figures: survey with a smaller --min-count."
     if whole.left_out:
         yield (
-            f"{', '.join(whole.left_out)} tell no figures, and are in no figure here: a sum hides a site only among "
-            "three or more that tell equally little."
+            f"{', '.join(whole.left_out)} report no figures, and are part of no figure here: a sum hides a site only "
+            "among three or more with the same `tell`."
         )
     if whole.small:
-        yield f"{', '.join(whole.small)} have too few samples (min-count), and are in no figure here."
+        yield f"{', '.join(whole.small)} have too few samples (min-count), and are part of no figure here."
     for name in whole.unknown:
         guess = suggestion(name, whole.pooled)
         yield f"No site has a column {name!r}{guess}: correct --target, --columns or --leave-out, and survey again."

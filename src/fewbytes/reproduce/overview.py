@@ -16,7 +16,7 @@ def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping
         f"# The papers' claims and tables, {scale} scale",
         "",
         "Written by `fewbytes reproduce --all" + ("" if scale == "small" else f" --scale {scale}") + "` from the runs "
-        "of its tables. A claim is seen where it holds in every comparison, by the mean over seeds; differences within "
+        "of its tables. A claim is seen if the means over seeds agree with it in every comparison; differences within "
         f"their standard error are too close to tell. {_lasted(tables.values())}",
         "",
         "| claim | command | ours | the paper's | seen |",

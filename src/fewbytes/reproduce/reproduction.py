@@ -1,4 +1,4 @@
-"""A reproduced table, ours beside the paper's: for the terminal, as Markdown, JSON and HTML."""
+"""A reproduced table, ours and the paper's: for the terminal, as Markdown, JSON and HTML."""
 
 from __future__ import annotations
 

@@ -84,9 +84,9 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """`score`, where that is an accuracy, in [0, 1]. Raises UserError where it is not."""
+        """`score`, if it is an accuracy, in [0, 1]. Raises UserError if it is not."""
         if self.summary["score"]["metric"] != "accuracy":
-            raise UserError(f"this run is scored by {self.summary['score']['metric']}: take result.score")
+            raise UserError(f"this run is scored by {self.summary['score']['metric']}: use result.score")
         return self.score
 
     def __repr__(self) -> str:

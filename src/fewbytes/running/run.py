@@ -47,7 +47,7 @@ class Run:
         if not isinstance(policy, Policy):
             raise UserError(f"a policy is made by fb.Policy(…), not {named(policy)}")
         task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
-        method.handlers()  # raises for one that is no handler
+        method.handlers()  # raises for one that is not a handler
         run = cls(method, task, settings, policy)
         check_settings(method, settings, policy, len(task.problem.clients))
         run._check_task()

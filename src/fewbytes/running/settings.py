@@ -113,8 +113,8 @@ class Settings(Group):
         brief=True,
     )
     downlink_bits: DownBits | None = setting(
-        None, f"Round downloads to about this many bits per value, {DOWN} (default: twice the bits "
-        "of uploads). Differences from what clients have carry the rounding error to the next download.",
+        None, f"Round downloads to about this many bits per value, {DOWN} (default: twice the bits of "
+        "uploads). Differences are taken from what clients have, so the rounding error is part of the next download.",
         metavar="BITS", resumable=True, brief=True,
     )  # fmt: skip
     speeds: Speeds | None = setting(
@@ -122,7 +122,7 @@ class Settings(Group):
         "values from 1 to 10.", metavar="TABLE", brief=True,
     )  # fmt: skip
     links: Links | None = setting(
-        None, "Simulated links, repeated over the clients: 10Mbps,1Mbps; 1Mbps-30s/10m is away for 30 s in every 10 "
+        None, "Simulated links, repeated over the clients: 10Mbps,1Mbps; 1Mbps-30s/10m fails for 30 s in every 10 "
         "min.", metavar="RATES", brief=True,
     )  # fmt: skip
     round_time: Duration | None = setting(
@@ -130,8 +130,8 @@ class Settings(Group):
         "(fednova).", metavar="TIME", brief=True,
     )  # fmt: skip
     save_every: Duration | None = setting(
-        None, "Save local training this often, e.g. 5m; a killed node or run then continues inside it.", metavar="TIME",
-        resumable=True, brief=True,
+        None, "Save local training this often, e.g. 5m; a killed node or run then continues from there.",
+        metavar="TIME", resumable=True, brief=True,
     )  # fmt: skip
     engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
         "local", "Engine: local, flower-simulation (Ray) or, in plan, flower-deployment.", metavar="NAME"

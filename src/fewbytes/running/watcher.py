@@ -161,7 +161,7 @@ class _Together(Passing):
                     raise
                 self._watchers.remove(each)
                 why = " ".join(str(error).split()) or type(error).__name__
-                self.note(f"{each.place()} failed, and logs no more of this run, which continues: {why}")
+                self.note(f"{each.place()} failed and logs nothing more of this run, which continues: {why}")
 
     def note(self, text: str) -> None:
         """To those that show notes; if none does, it is one warning."""

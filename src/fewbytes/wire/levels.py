@@ -118,11 +118,11 @@ def decode_levels(
         tables = stored if early else _FREQUENCIES[stored]
     data = source.section()
     if data.nbytes % 4:
-        raise FrameError("length", "coded levels are not whole words")
+        raise FrameError("length", "coded indices are not whole words")
     try:
         coder = constriction.stream.stack.AnsCoder(np.frombuffer(data, "<u4").astype(np.uint32))
     except ValueError:  # it ends in a zero
-        raise FrameError("padding", "coded levels end in a zero word") from None
+        raise FrameError("padding", "coded indices end in a zero word") from None
     models = [_model(table) for table in tables]
     symbols = np.empty(classes.size, np.uint8)
     for start in range(0, symbols.size, BLOCK):
@@ -134,7 +134,7 @@ def decode_levels(
                     raise FrameError("coding", "a class of levels has no table")
                 here[order[begin:end]] = coder.decode(model, end - begin)
     if not coder.is_empty():
-        raise FrameError("length", "coded levels are left over")
+        raise FrameError("length", "coded indices are left over")
     del classes, coder  # free memory for the next steps
     signs = source.section()
     magnitudes = _from_low_bits(symbols, source.section())

@@ -154,8 +154,8 @@ _COMPILED: dict[Any, Kind] = {}
 
 
 def schema_of(cls: Any) -> Kind:
-    """The schema of a dataclass. Raises MethodError if its values cannot travel: it is no dataclass, or a field has a
-    wrong type; NameError or AttributeError if its type hints have names that are not defined (yet)."""
+    """The schema of a dataclass. Raises MethodError if its values cannot travel: it is not a dataclass, or a field has
+    a wrong type; NameError or AttributeError if its type hints have names that are not defined (yet)."""
     if cls not in _COMPILED:
         _COMPILED[cls] = _compiled(cls, {})
     return _COMPILED[cls]

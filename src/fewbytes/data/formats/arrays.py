@@ -76,7 +76,7 @@ def read_arrays(name: str, place: Path, only_test: bool = False) -> Dataset:
     elif test is None:
         train, test = split_off_test(train)
     found = f"arrays of shape {train.shape}, {np.asarray(train.x).dtype}: {len(train)} samples for training"
-    note = f"{found}, {len(test)} for testing" + (f"; passed over: {listed(left)}" if left else "")
+    note = f"{found}, {len(test)} for testing" + (f"; skipped: {listed(left)}" if left else "")
     classes, groups = _classes(train, test)
     return Dataset(name, train, test, classes, groups, notes=(note,))
 
@@ -105,7 +105,7 @@ def _splits(place: Path, arrays: Arrays, parts: Mapping[str, tuple[str, str]]) -
             )
         if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
             text = f"{place}: {samples} is {x.dtype}, {labels} {y.dtype}: give numbers"
-            raise UserError(text, public="arrays are no numbers")
+            raise UserError(text, public="arrays are not numbers")
         for name, array in ((samples, x), (labels, y)):
             if not all(np.isfinite(array[i : i + CHUNK]).all() for i in range(0, len(array), CHUNK)):
                 what = "has values that are not finite (NaN or infinite): correct them, or leave those samples out"

@@ -50,7 +50,7 @@ def read(path: Path, schema: Schema, usual: str = "") -> tuple[pa.Table, tuple[s
     table, options = _in_some_encoding(path, content, head, encoding, schema, usual)
     separator = options.separator
     if options.encoding not in ("utf-8", "utf-8-sig") and not notes:
-        notes = [f"text in {options.encoding}, as it is none in UTF-8"]
+        notes = [f"text in {options.encoding}, as it is not UTF-8"]
     notes += [f"columns separated by {SHOWN.get(separator, repr(separator))}"] if separator != "," else []
     decimal = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     commas = bool(decimal) and _has_commas(table, schema)
@@ -99,7 +99,7 @@ def _in_some_encoding(
             except pa.ArrowException as error:
                 if "UTF8" not in str(error) and "codec" not in str(error):
                     _refuse(path, content, options, text.startswith("#"))
-    what = f"is no text in {tried[0]}"
+    what = f"is not text in {tried[0]}"
     raise refused(str(path), what, "name its encoding (--encoding)")
 
 
@@ -181,7 +181,7 @@ def _too_long(table: pa.Table, schema: Schema) -> list[str]:
 
 
 def _refuse(path: Path, content: bytes | None, options: _Options, remark: bool) -> NoReturn:
-    """Raise the error for text that is no table; its first line may be a `remark`. pyarrow's messages contain whole
+    """Raise the error for text that is not a table; its first line may be a `remark`. pyarrow's messages contain whole
     rows, so they are not shown."""
     wrong: list[Any] = []
     with suppress(pa.ArrowException, OSError, UnicodeDecodeError):  # again, in one thread, which counts rows

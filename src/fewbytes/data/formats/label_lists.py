@@ -87,7 +87,7 @@ def _names_folders(each: LabelList) -> bool:
     """Whether a column has, for each image, the name of a folder that contains it."""
     folders = _folders(each)
     for place in each.table.names.values():
-        with suppress(pa.ArrowException):  # for values that are no texts
+        with suppress(pa.ArrowException):  # for values that are not texts
             texts = [text.strip().casefold() for text in as_texts(each.table.data.column(place))]
             rows = zip(texts, folders, each.found, strict=True)
             if all(text in parts for text, parts, path in rows if path):
@@ -146,7 +146,7 @@ def read_label_lists(
     labels, where empty means 0 (CheXpert), as in a single column among them. If there is one table, images in folders
     called train and test, or similar, are for training and for testing. `uncertain` labels, -1, become 0 or 1, or their
     rows are dropped. If a test split is split off, no value of the schema's group, and no patient with a folder, is in
-    both splits. Raises UserError for a row without its image, and for numbers that are no classes.
+    both splits. Raises UserError for a row without its image, and for numbers that are not classes.
     """
     how = schema or Schema()
     lists = label_lists(folder, how)
@@ -174,7 +174,7 @@ def read_label_lists(
         if published:
             passed = int(kept.sum()) - count
             done.append(f"{len(files['train'])} for training and {len(files['test'])} for testing by their folders")
-            done += [f"passed over: {passed} in other folders"] if passed else []
+            done += [f"skipped: {passed} in other folders"] if passed else []
         notes.append("; ".join([*parts, meaning.words(), *done]))
     check_inside(folder, [path for paths in files.values() for path in paths])
     numbers = {split: np.arange(len(paths), dtype=np.int64) for split, paths in files.items()}
@@ -220,7 +220,7 @@ class _Meaning:
 
     @classmethod
     def of(cls, each: LabelList, schema: Schema) -> _Meaning:
-        """The meaning of the training table's columns. Raises UserError for values that are no labels."""
+        """The meaning of the training table's columns. Raises UserError for values that are not labels."""
         table, columns = each.table, each.learnt
         if len(columns) > 1:
             every = _all_marks(table, columns)
@@ -291,7 +291,7 @@ def _classes(table: Table, name: str) -> tuple[str, ...]:
     """The classes of a column, in order. Raises UserError for measured numbers, and for names of rows."""
     codes, texts = table.categories(name)
     if table.kind(name) == "numbers" and (table.numbers(name) % 1 > 0).any():
-        what = "has numbers that are no whole ones, and images with a table of labels need classes"
+        what = "has numbers that are not whole, and images with a table of labels need classes"
         raise table.refused(name, what, "put them into classes, or give arrays (.npz), whose labels may be numbers")
     if len(texts) > max(int((codes >= 0).sum()) / 2, FEW):
         what = f"has {len(texts)} different values in {len(table)} rows, too many for classes"
@@ -316,7 +316,7 @@ def _all_marks(table: Table, names: Sequence[str]) -> NDArray[np.float64]:
     for name in names:
         table.column(name)  # is there
         if (marks := _marks(table, name)) is None:
-            raise table.refused(name, "is no label of 0 and 1", "name others (--target)")
+            raise table.refused(name, "is not a label 0 or 1", "name others (--target)")
         columns.append(marks)
     return np.stack(columns, axis=1)
 

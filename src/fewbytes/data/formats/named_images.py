@@ -22,7 +22,7 @@ def naming_column(table: Table, images: Images) -> tuple[str, list[Path | None]]
     mean anything, most must be names."""
     best, most = ("", list[Path | None]()), 0
     for name, place in table.names.items():
-        with suppress(pa.ArrowException):  # for values that are no texts
+        with suppress(pa.ArrowException):  # for values that are not texts
             texts = [plain(t) if "." in t and is_number(t) else t for t in as_texts(table.data.column(place))]
             found = [_found(text, images) for text in texts]
             count, different = len({*found} - {None}), {*texts}

@@ -17,7 +17,7 @@ from fewbytes.data.schema import Schema, refused
 
 def read(path: Path, schema: Schema) -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
     """The columns of the sheet that the schema names, or of the first; the first row has the names. Raises UserError
-    without the extra, for a file that is no sheet, and for a missing sheet."""
+    without the extra, for a file that is not a sheet, and for a missing sheet."""
     if not is_installed("python_calamine"):
         what, remedy = "is read by python-calamine", "pip install 'fewbytes[tables]'"
         raise refused(str(path), what, remedy)

@@ -79,7 +79,7 @@ def connect(
     """A client of the SuperLink at host:port, whose requests are signed with a node's key; nothing is sent yet.
     `moved`: is called with the bytes of each request and its answer.
 
-    Raises OSError or ValueError for what is no certificate.
+    Raises OSError or ValueError for what is not a certificate.
     """
     signing: list[Any] = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),

@@ -79,7 +79,7 @@ def supernode_command(
 def _toml(key: str, value: str | int) -> str:
     """A value as --node-config reads it: TOML, where a quote ends at the next of its kind."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", key):
-        raise UserError(f"node configuration: {key!r} is no key (letters, digits, '_', '-', '.')")
+        raise UserError(f"node configuration: {key!r} is not a key (letters, digits, '_', '-', '.')")
     if not isinstance(value, str):
         return str(value).lower()
     if not value.isprintable() or ("'" in value and '"' in value):

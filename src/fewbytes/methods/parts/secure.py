@@ -118,7 +118,7 @@ class SecureAggregation(Wrapper):
         if not self.inner.promises.sums:
             raise UserError(
                 f"secure aggregation: the server of {self.inner.method_name} needs more than the mean of replies: "
-                "leave it out, or take fedavg"
+                "leave it out, or use fedavg"
             )
         super().__post_init__()
 

@@ -66,7 +66,7 @@ class ToldColumn:
 class Reported:
     """What a site reports: its number of samples (None: not reported), the names of the columns to learn, all columns,
     and the edges and counts of their cells, column after column. `near`: digests of its samples, ascending, without
-    repeats; empty if it takes no part in that. `ignored`: columns that are left out, as asked."""
+    repeats; empty if it does not take part. `ignored`: columns that are left out, as asked."""
 
     tells: str
     samples: int | None

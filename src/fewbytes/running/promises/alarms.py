@@ -22,7 +22,7 @@ WINDOW, OFTEN = 5, 3
 """A client is reported once it is an outlier in OFTEN of its last WINDOW rounds."""
 KINDS = {
     "long": "sends updates far longer than the others'",
-    "against": "pulls the other way (or has data unlike the others')",
+    "against": "points against the others (or has different data)",
 }
 
 

@@ -52,7 +52,7 @@ class BestModel(Promise):
             self._noted = True
             yield (
                 "no model is validated: the server has no test data to hold samples out of, and clients neither keep "
-                "models of their own nor train one that they receive; so the last model is kept, and patience goes by "
+                "models of their own nor train one that they receive; so the last model is kept, and patience uses "
                 "test scores. Give the server test data, or leave validation out"
             )
 

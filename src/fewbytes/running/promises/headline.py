@@ -27,6 +27,6 @@ class Headline(Promise):
         name, headline = self._method.method_name, self._method.promises.headline
         if phase.phase == "finish" and self._kinds and headline not in (*self._kinds, "global", "personalised"):
             yield (
-                f"{name} should be judged by {headline!r} (its headline), which nothing computes: there are "
+                f"{name} names {headline!r} as its headline score, which nothing computes: there are "
                 f"{listed(list(self._kinds))}"
             )

@@ -40,8 +40,8 @@ class Spending(Promise):
         if self.privacy is not None and left > unspent:
             done = sum(row["phase"] == "round" for row in rows)
             raise UserError(
-                f"dp: of {self.privacy.rounds} noisy means that were promised {unspent} are not spent, and after round "
-                f"{done} come {left} rounds: go back to a later one, or begin a new run"
+                f"dp: of {self.privacy.rounds} noisy means that were promised, {unspent} are not spent, too few for "
+                f"the {left} rounds after round {done}: go back to a later round, or begin a new run"
             )
 
     def begin(self, engine: Engine) -> None:
