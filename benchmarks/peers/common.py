@@ -200,10 +200,11 @@ def apart(ours: Outcome, theirs: Outcome) -> float:
     pairs = list(zip(ours.clients, theirs.clients, strict=True)) if ours.clients else []
     if ours.server is not None and theirs.server is not None:
         pairs.append((ours.server, theirs.server))
-    return max(_apart(list(a.values()), list(b.values())) for a, b in pairs)
+    return max(most_apart(list(a.values()), list(b.values())) for a, b in pairs)
 
 
-def _apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+def most_apart(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The largest difference of two values, as a part of the largest value."""
     pairs = zip(a, b, strict=False)  # of FedProto, our saved networks end before the classifier
     differences = [float((x - y).abs().max()) for x, y in pairs if x.is_floating_point()]
     return max(differences) / max(float(x.abs().max()) for x in a if x.is_floating_point())

@@ -40,6 +40,8 @@ def same(row: Found) -> str:
     known = f"scores {'too' if max(both) < ROUNDING else f'up to {100 * max(both):.2g} points apart'}"
     if row["changed"]:
         known += "; a part changed"
+    if "server" in row:
+        known += f"; the server's alignment {row['server']:.0e}"
     return f"equal ({row['same']:.1g}), {known}" if row["same"] < ROUNDING else f"**{row['same']:.1g} apart**, {known}"
 
 

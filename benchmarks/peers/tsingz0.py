@@ -61,6 +61,8 @@ class Watch:
         for client, (state, extra) in zip(server.clients, first_clients(self.row.ours, self.task), strict=True):
             self.give(client, state, extra)
             client.train = self.watched(client, client.train)
+            if hasattr(client, "ptrain"):  # Ditto's, which comes before
+                client.ptrain = self.unless_finished(client, client.ptrain)
         server.train_metrics_personalized = server.train_metrics  # Ditto's, pFedMe's; all are only printed
         self.give_server(server)
         if self.same and self.row.adjust is not None:
@@ -82,12 +84,18 @@ class Watch:
 
         def call() -> None:
             nonlocal done
-            if done == self.rounds:
-                raise Finished
             train()
             done += 1
             if done == self.rounds:
                 self.trained[client.id] = self.accuracy(client), copied(self.model_of(client))
+
+        return self.unless_finished(client, call)
+
+    def unless_finished(self, client: Any, train: Callable[[], None]) -> Callable[[], None]:
+        def call() -> None:
+            if client.id in self.trained:
+                raise Finished
+            train()
 
         return call
 

@@ -557,6 +557,21 @@ def test_a_step_may_go_by_gradients_made_anew_elsewhere():
     assert torch.allclose(model.weight, wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("hooks", "says"),
+    [
+        ({"los": nn.functional.cross_entropy}, r"fit has no argument 'los' \(did you mean 'loss'\?\)"),
+        ({"loss": lambda outputs, labels: None}, "the loss of a batch is None, not one number"),
+        ({"loss": lambda outputs, labels: outputs.square()}, "the loss of a batch is a Tensor, not one number"),
+        ({"extra": lambda model: torch.ones(2)}, "the loss of a batch is a Tensor, not one number"),
+    ],
+)
+def test_misspelt_additions_to_training_and_losses_that_are_no_number_are_refused(hooks, says):
+    site = fb.Site(tiny_task(), 0, 1, "train")
+    with pytest.raises(TypeError, match=says):
+        site.fit(site.model(), fb.Local(batch=8), **hooks)
+
+
 def test_evaluate_counts_and_restores_the_mode():
     model = TinyNet()
     x, y = tiny_data().test.load()

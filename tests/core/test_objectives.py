@@ -350,6 +350,19 @@ def test_one_metric_may_be_named_without_a_list_and_targets_may_stand_in_a_colum
     assert fb.run(fb.FedAvg(), task, rounds=1).score == pytest.approx(fb.run(fb.FedAvg(), alone, rounds=1).score)
 
 
+def test_a_client_with_one_test_sample_has_no_r2_and_is_left_out_of_its_mean():
+    x, y = diabetes()
+    train, tests = (x[:100], y[:100]), ((x[100:200], y[100:200]), (x[200:201], y[200:201]))
+
+    def scored(*tests):
+        task = fb.Task.of(linear(10, 1), [(train, test) for test in tests], tests[0], metrics=["r2", "mae"])
+        return fb.run(fb.FedAvg(lr=0.05), task, rounds=1, workers=1).rounds[-1]["by_client"]
+
+    both, alone = scored(*tests), scored(tests[0])
+    assert both["r2"]["personalised"] == {"0": alone["r2"]["personalised"]["0"]}
+    assert set(both["mae"]["personalised"]) == {"0", "1"}
+
+
 class StopsAfterTwo(Watcher):
     def scored(self, row):
         if row["round"] == 2:

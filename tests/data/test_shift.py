@@ -49,6 +49,33 @@ def test_numbers_name_clients_in_their_order():
     assert data.names == tuple(map(str, range(12)))
 
 
+def test_a_value_may_have_several_clients_that_share_its_samples():
+    whole = table(hospitals(), target="ill", leave_out="hospital")
+    partition = Partition("column:hospital", clients_per_value=3)
+    data, one = federate(whole, partition, seed=2), federate(whole, Partition("column:hospital"))
+    assert data.names[:4] == ("east-1", "east-2", "east-3", "north-1")
+    assert len(data.clients) == 9
+    for value, alone in enumerate(one.clients):
+        mine = data.clients[3 * value : 3 * value + 3]
+        for split in ("train", "test"):
+            rows = [getattr(client, split).rows for client in mine]
+            assert sorted(np.concatenate(rows)) == sorted(getattr(alone, split).rows)
+            assert max(map(len, rows)) - min(map(len, rows)) <= 1
+    other = federate(whole, partition, seed=3)
+    assert sorted(data.clients[0].train.rows) != sorted(other.clients[0].train.rows)
+    assert len(federate(whole, Partition("column:hospital", clients_per_value=3, clients=9)).clients) == 9
+    with pytest.raises(UserError, match="has 3 values, so 9 clients: leave clients out"):
+        federate(whole, Partition("column:hospital", clients_per_value=3, clients=3))
+    with pytest.raises(UserError, match="is left without a training sample"):
+        federate(whole, Partition("column:hospital", clients_per_value=40))
+
+
+def test_clients_per_value_is_for_values_and_folders():
+    settings, model = DataSettings(dataset="digits"), ModelSettings()
+    with pytest.raises(UserError, match="clients_per_value is for partition column:<name> and folders, and iid does"):
+        load(settings, Partition("iid", clients_per_value=2), model, None)
+
+
 @pytest.mark.parametrize(
     ("partition", "says"),
     [

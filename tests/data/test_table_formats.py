@@ -192,7 +192,7 @@ def test_line_breaks_in_quotes_are_read_beyond_a_block(tmp_path):
     assert (tmp_path / "a.csv").stat().st_size > 1e7
     read = read_columns(tmp_path / "a.csv", Y)
     assert read.column("text").to_pylist() == words
-    texts, _, _ = read_text_table(tmp_path / "a.csv", "text", "y")
+    texts, *_ = read_text_table(tmp_path / "a.csv", "text", "y")
     assert texts == [(str(i % 2), word) for i, word in enumerate(words)]
     long = pandas.DataFrame({"text": ["a\n" * 10_000_000, "b"], "y": [0, 1]})
     long.to_csv(tmp_path / "b.csv", index=False)
@@ -221,7 +221,7 @@ def test_rows_without_a_class_are_refused_with_their_number_or_left_out(empty, t
     (tmp_path / "a.csv").write_text(f"text,y\nred,a\nblue,{empty}\ngreen,b\nwhite,{empty}\n")
     with pytest.raises(fb.UserError, match=r"a.csv .*2 rows .* y.*--missing drop"):
         read_text_table(tmp_path / "a.csv", "text", "y")
-    texts, _, notes = read_text_table(tmp_path / "a.csv", "text", "y", Schema(missing="drop"))
+    texts, _, notes, _ = read_text_table(tmp_path / "a.csv", "text", "y", Schema(missing="drop"))
     assert texts == [("a", "red"), ("b", "green")]
     assert "4 rows; 2 without text or label left out" in notes[0]
 

@@ -17,6 +17,7 @@ from modules import needs
 import fewbytes as fb
 from fewbytes.base.language import read_tokenizer, tokenizer_digest
 from fewbytes.data import federate, load_text
+from fewbytes.data.schema import Schema
 from fewbytes.data.settings import Partition
 from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment
@@ -89,6 +90,39 @@ def test_a_column_of_text_and_one_of_classes(kind, tokenizer, tmp_path):
         load_text(str(path), tokenizer, 8, "said", "mod")
     with pytest.raises(fb.UserError, match="'said' is both"):
         load_text(str(path), tokenizer, 8, "said", "said")
+
+
+def test_a_column_names_the_clients_of_texts(tokenizer, tmp_path):
+    """Also one that is neither text nor class, if a class is learnt; and the groups, if the next token is."""
+    rows = {"said": [f"the cat {i}" for i in range(40)], "mood": ["calm", "wild"] * 20,
+            "by": ["ann", "bob", "bob", "eve"] * 10}  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "said.csv", index=False)
+    whole = load_text(str(tmp_path / "said.csv"), tokenizer, 8, "said", "mood")
+    data = federate(whole, Partition("column:by"))
+    assert data.names == ("ann", "bob", "eve")
+    for name, client in zip(data.names, data.clients, strict=True):
+        assert {rows["by"][row] for row in client.train.rows} == {name}
+        assert {rows["by"][row] for row in client.test.rows} == {name}
+    with pytest.raises(fb.UserError, match="no column 'bi'"):
+        federate(whole, Partition("column:bi"))
+    next_tokens = load_text(str(tmp_path / "said.csv"), tokenizer, 4, "said", by="by")
+    data = federate(next_tokens, Partition("column:by"))
+    assert data.names == ("ann", "bob", "eve")
+    assert [client.train.labels.unique().tolist() for client in data.clients] == [[0], [1], [2]]
+    for plain in (load_text(str(tmp_path / "said.csv"), tokenizer, 4, "said"), whole):
+        with pytest.raises(fb.UserError, match="is a table, without folders: use column:NAME"):
+            federate(plain, Partition("folders"))
+    with pytest.raises(fb.UserError, match=r"no column 'bi'.*--partition column:NAME"):
+        load_text(str(tmp_path / "said.csv"), tokenizer, 4, "said", by="bi")
+
+
+def test_columns_of_texts_in_two_files_are_those_of_the_rows_that_are_kept(tokenizer, tmp_path):
+    (tmp_path / "said").mkdir()
+    for name, by in (("train", "aab"), ("test", "bbc")):
+        table = pd.DataFrame({"said": ["the cat", None, "red cars"], "mood": ["calm", "wild", "wild"], "by": list(by)})
+        table.to_parquet(tmp_path / "said" / f"{name}.parquet")
+    whole = load_text(str(tmp_path / "said"), tokenizer, 8, "said", "mood", how=Schema(missing="drop"))
+    assert [each.tolist() for each in whole.values("by")] == [["a", "b"], ["b", "c"]]
 
 
 def test_what_cannot_be_read_is_told(tokenizer, tmp_path):

@@ -166,6 +166,10 @@ def test_tables_have_means_and_deviations(folder, tmp_path):
     lines = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len({line.count("&") for line in lines}) == 1  # each row has a cell for each column
     assert rf"${100 * finals.mean():.1f} \pm {100 * finals.std():.1f}$" in text
+    assert r"& accuracy, global, \% &" in text
+    numbers = re.findall(r"\$([\d.]+) \\pm ([\d.]+)\$", text)
+    assert len(numbers) > 4
+    assert all(len(a.partition(".")[2]) == len(b.partition(".")[2]) for a, b in numbers)  # as many decimals
 
 
 def test_names_in_a_table_are_no_latex(tmp_path):

@@ -132,7 +132,7 @@ class Deploying:
 def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
     """Deploy a run with these settings, and follow it to its end: its folder; None if commands were only printed."""
     from fewbytes.cli.planned import Question, planned
-    from fewbytes.experiments.deploy import KINDS, LOOPBACK, Deployment, Nodes
+    from fewbytes.experiments.deploy import Deployment, Nodes
     from fewbytes.experiments.new_folders import new_folder, unless_refused
     from fewbytes.federation.endpoint import of_run, serving
     from fewbytes.flower.dated_lines import DatedLines
@@ -153,17 +153,14 @@ def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
         standard_output_for(how.as_json),
         naming(how.allow, resume),
     ):
+        for text in how.watch:
+            watcher_of(text, "")  # refused before the data are loaded
         with progress("checking the settings"):
             plan = planned(Question(settings, where, resume, from_round, how.allow, how.as_json))
-        settled = plan.where
-        federation = None if settled["federation"] is None else Path(settled["federation"])
         folder = resume or new_folder(how.out, plan.name)
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in how.watch]
-            address, kind = settled["address"] or LOOPBACK, settled["node"] or KINDS[0]
-            reached = Nodes(
-                plan.nodes, address, kind, settled["listen"], federation, settled["mailbox"], settled["by_mailbox"]
-            )
+            reached = Nodes.of(plan.nodes, plan.where)
             if reached.files_only:
                 from fewbytes.experiments.deploy_by_mailbox import run_by_mailbox, write_deployment
 

@@ -19,7 +19,7 @@ import msgspec
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.cli.endings import ending
 from fewbytes.cli.shared import naming, standard_output_for
-from fewbytes.experiments.deploy import Place, host_names, places, remembered
+from fewbytes.experiments.deploy import Nodes, Place, host_names, places, remembered
 from fewbytes.experiments.hosts import Settled, settled
 from fewbytes.experiments.membership import places_for
 from fewbytes.federation.members import read as read_federation
@@ -98,7 +98,7 @@ def planned(question: Question) -> Planned:
 
 def _plan(question: Question) -> Planned:
     """The answer to a question. Raises UserError."""
-    from fewbytes.experiments.prepared import PreparedRun
+    from fewbytes.experiments.prepared import PreparedRun, check_alone
     from fewbytes.experiments.run_folders import again_from, not_begun, resumed
     from fewbytes.experiments.settings import make_experiment
     from fewbytes.methods import short_name
@@ -127,6 +127,9 @@ def _plan(question: Question) -> Planned:
         settings.setdefault("clients", len(host_names(where["hosts"])))
     if where["mailbox"] is not None and resume is None:
         settings.setdefault("round_timeout", BY_MAILBOX_SECONDS)
+    check_alone(settings)
+    if (asked := make_experiment(settings)).partition.column is None:  # else the number of clients is known later
+        Nodes.of(places(asked, where["hosts"]), where)
     job = PreparedRun(settings, here=None if where["hosts"] is None else ())
     notes, nodes = job.notes, places(job.experiment, where["hosts"])
     again = resume is not None and unbegun is None
@@ -138,7 +141,7 @@ def _plan(question: Question) -> Planned:
         headline=job.method.promises.headline,
         resuming=job.experiment.resuming("deploy"),
         notes=notes,
-        asked=make_experiment(settings).toml(),
+        asked=asked.toml(),
         settled=settled(job.experiment, where["hosts"] is not None),
         nodes=nodes,
         where=where,

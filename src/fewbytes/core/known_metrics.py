@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -113,4 +114,18 @@ def _made(kind: str, path: str, options: dict[str, Any], predictions: Tensor) ->
             measure = place(ignore_index=IGNORED_TOKEN, **options)
         case _:
             measure = place(**options)
-    return measure
+    return _FromTwo(measure) if path == "R2Score" else measure
+
+
+class _FromTwo:
+    """A measure that is undefined, NaN, for a single sample: torchmetrics' raises an error then."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure, self._samples = measure, 0
+
+    def update(self, predictions: Tensor, targets: Tensor) -> Any:
+        self._measure.update(predictions, targets)
+        self._samples += len(targets)
+
+    def compute(self) -> Any:
+        return self._measure.compute() if self._samples > 1 else math.nan

@@ -12,7 +12,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.errors import MethodError, UserError, suggestion
 from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seeded, stream_seed, untouched
 from fewbytes.core.graphs import Recordings
@@ -148,6 +148,8 @@ class Site:
     ) -> float:
         """Train on this client's training samples, transforming batches if `train` has a transform; records the loss as
         `train`. `more`: further samples (x, y), after its own. `hooks`: additions to the training, see `Hooks`."""
+        if unknown := [name for name in hooks if name not in Hooks.__annotations__]:
+            raise TypeError(f"fit has no argument {unknown[0]!r}{suggestion(unknown[0], Hooks.__annotations__)}")
         if self.given.validates and not self.received:
             self.received = self.validated(model)
         x, y = self.samples(self.train)
@@ -170,16 +172,12 @@ class Site:
             )  # fmt: skip
         except RuntimeError as error:
             if not x[:1].is_floating_point() and "type" in str(error):
-                raise UserError(
-                    f"client {self.me}'s samples are integers, which this model does not take: give floats ({error})"
-                ) from None
+                raise UserError(f"client {self.me}'s samples are integers; this model takes floats: {error}") from None
             raise
         except ValueError as error:
             if len(y) > 1 and local.batch > 1:
                 raise
-            raise UserError(
-                f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
-            ) from None
+            raise UserError(f"client {self.me} has single samples, too few for batch normalisation: {error}") from None
         if private is not None and not _is_finite(model):
             raise UserError("training under dp ended in numbers that are not finite: is lr too high?")
         if private is None and (local.order == "shuffled" or len(y) > 1):

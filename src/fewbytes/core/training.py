@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewbytes.base.errors import named
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
 from fewbytes.base.state import State, copied, in_training, load_state, state_of
 from fewbytes.base.streams import Generators
@@ -290,6 +291,8 @@ def fit(
             value: Tensor = loss(model(samples), targets)
             if extra is not None:
                 value = value + extra(model)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise TypeError(f"the loss of a batch is {named(value)}, not one number: let it return their mean")
         value.backward()
         for p in parameters:
             if p.grad is not None and p.grad.is_sparse:

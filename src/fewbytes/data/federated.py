@@ -99,13 +99,16 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
 
 
 def _natural(dataset: Dataset, partition: Partition, seed: int) -> FederatedData:
-    """A client per value of the partition's column. Raises UserError for another number of clients."""
-    column = str(partition.column)
-    values = dataset.values(column)
-    names, train, test = by_value(*values, described(column))
-    usual = Partition.declared()["clients"].default
-    if partition.clients not in (len(names), usual):
-        raise UserError(f"{described(column)} has {len(names)} values, so {len(names)} clients: leave clients out")
+    """One or more clients per value of the partition's column. Raises UserError for another number of clients."""
+    column, each = str(partition.column), partition.clients_per_value
+    names, train, test = by_value(*dataset.values(column), described(column))
+    usual, clients = Partition.declared()["clients"].default, each * len(names)
+    if partition.clients not in (clients, usual):
+        raise UserError(f"{described(column)} has {len(names)} values, so {clients} clients: leave clients out")
+    if each > 1:
+        rng = RandomState(seed)
+        train, test = ([part[piece] for part in parts for piece in iid(part, each, rng)] for parts in (train, test))
+        names = tuple(f"{name}-{number}" for name in names for number in range(1, each + 1))
     labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
     train, test = _cut_to(partition, train, test)
     data = _federated(dataset, train, _tested(partition, labels[0], train, labels[1], test, seed))

@@ -67,13 +67,17 @@ def image_columns(folder: Path, apart: bool) -> Columns:
     return values
 
 
-def folder_names(name: str, names: Values) -> Columns:
-    """Only FOLDERS, of a dataset whose samples have these."""
+def one_column(name: str, only: str | None, of_samples: Values) -> Columns:
+    """Only this column, or FOLDERS, of a dataset whose samples have these values; None: a table's file names."""
 
     def values(column: str) -> tuple[Values, Values]:
-        if column != FOLDERS:
-            raise UserError(f"{name} is not a table, so it has no column {column!r}: use another partition")
-        return names, names
+        if column == only:
+            return of_samples, of_samples
+        raise UserError(
+            f"{name} is not a table, so it has no column {column!r}: use another partition"
+            if only == FOLDERS
+            else f"{name} is a table, without folders: use column:NAME as partition"
+        )
 
     return values
 

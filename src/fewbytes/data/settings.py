@@ -23,6 +23,7 @@ USED_BY = {
     "shards_per_client": ("shards",),
     "main_share": ("main-category",),
     "shots": ("balanced",),
+    "clients_per_value": ("column:<name>", "folders"),
 }
 """The partitions that use a setting, for settings not used by all."""
 Classes = Annotated[Sequence[int], whole_numbers(",", "a list of class numbers, like 0,1,2")]
@@ -90,7 +91,7 @@ class Partition(Group):
         "folder of a domain or group), flwr:<Partitioner>, or local (each client has its own data).",
         metavar="NAME",
     )
-    clients: Count = setting(10, "Number of clients (partitions column and folders: as many as there are values).")
+    clients: Count = setting(10, "Number of clients (partitions column and folders: it follows from the values).")
     alpha: Positive = setting(
         0.5, "Dirichlet alpha (partitions dirichlet and quantity): smaller values give more different clients."
     )
@@ -101,6 +102,9 @@ class Partition(Group):
     )
     shots: Count | None = setting(
         None, "Training samples per class and client (partition balanced; default: all).", brief=True
+    )
+    clients_per_value: Count = setting(
+        1, "Number of clients among which a value's or folder's samples are split (partitions column and folders)."
     )
     samples: Sizes | None = setting(None, "Fixed number of samples per client, e.g. 500/100.", metavar="TRAIN/TEST")
     test: Literal["own-share", "held-classes"] = setting(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.language import padding_token
-from fewbytes.data.clients import Dataset, split_off_test
+from fewbytes.data.clients import Columns, Dataset, Values, split_off_test
 from fewbytes.data.coco import is_coco
 from fewbytes.data.columns import plain
 from fewbytes.data.datasets import find, not_found
@@ -28,8 +28,9 @@ from fewbytes.data.formats.yolo import yolo_places
 from fewbytes.data.frames import run_with
 from fewbytes.data.masks import holds_masks
 from fewbytes.data.named import NamedTensors
-from fewbytes.data.natural import folder_names
+from fewbytes.data.natural import column_values, one_column
 from fewbytes.data.schema import Schema, no_column, refused
+from fewbytes.data.settings import FOLDERS
 from fewbytes.data.sources import source
 from fewbytes.data.split import IGNORED_TOKEN, Split, Targets
 from fewbytes.data.table_files import SUFFIXES, read_columns, table_suffix
@@ -47,13 +48,14 @@ def load_text(
     label: str | None = None,
     only_test: bool = False,
     how: Schema = AS_USUAL,
+    by: str | None = None,
 ) -> Dataset:
     """Read the texts called `name`: a .txt file, a folder of them, or a `column` of a table or of a folder of tables.
 
     Without `label` the next token is learnt (`next_tokens`). Otherwise the class in that column is learnt from
     `input_ids` and `attention_mask` (`token_ids`). Test texts are a table's `test…`, else a fixed fifth of each class;
-    with `only_test` all are. `how`: the reading of files, and of rows without text or label, as for tables. Raises
-    UserError for unreadable data.
+    with `only_test` all are. `how`: the reading of files, and of rows without text or label, as for tables. `by`: a
+    column whose value is a text's group if the next token is learnt. Raises UserError for unreadable data.
     """
     place = find(name, files=True)
     if place is None:
@@ -64,9 +66,9 @@ def load_text(
         return next_tokens(name, documents_in(place, how), tokenizer, length, only_test)
     if column == label:
         raise UserError(f"{name}: column {label!r} is both the text and its class: change one (--text, --target)")
-    train, test, notes = read_text_table(place, column, label, how)
+    train, test, notes, columns = read_text_table(place, column, label or by, how)
     if label is None:
-        return replace(next_tokens(name, train + test, tokenizer, length, only_test), notes=notes)
+        return replace(next_tokens(name, train + test, tokenizer, length, only_test, by), notes=notes)
     classes = tuple(sorted({kind for kind, _ in train + test}))
     number = {kind: i for i, kind in enumerate(classes)}
     splits = [
@@ -76,7 +78,7 @@ def load_text(
     if only_test:
         return Dataset(name, splits[0].take([]), splits[-1], classes, notes=notes)
     trained, tested = splits if test else split_off_test(splits[0])
-    return Dataset(name, trained, tested, classes, notes=notes)
+    return Dataset(name, trained, tested, classes, notes=notes, columns=columns)
 
 
 def holds_text(name: str) -> bool:
@@ -92,13 +94,21 @@ def holds_text(name: str) -> bool:
     return not any(holds(place) for holds in kinds)
 
 
-def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, only_test: bool = False) -> Dataset:
+def next_tokens(
+    name: str,
+    documents: Documents,
+    tokenizer: Any,
+    length: int,
+    only_test: bool = False,
+    by: str | None = FOLDERS,
+) -> Dataset:
     """Documents as samples of `length` tokens, whose next tokens are learnt.
 
     Documents of a group follow each other, each with the end-of-text token if the tokenizer has one. The last sample of
     a group is padded, and nothing is learnt there. A group's last tenth is for testing (`only_test`: all of it).
-    `groups`, by which samples are split, are those of the documents; `classes` are the tokens. Raises UserError if
-    there is nothing to learn.
+    `groups`, by which samples are split, are those of the documents; `classes` are the tokens. `by`: the
+    column, or FOLDERS, whose values the groups are; None: another thing's. Raises UserError if there is nothing to
+    learn.
     """
     groups = sorted({group for group, _ in documents})
     blocks: list[tuple[NDArray[np.int64], NDArray[np.int64], int, int]] = []  # samples, targets, group, for training
@@ -117,7 +127,7 @@ def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, on
     whole = Split(x, labels, learnt=Targets("tokens", torch.from_numpy(y)))
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     train, test = whole.take(np.flatnonzero(trains)), whole.take(np.flatnonzero(~trains))
-    columns = folder_names(name, np.array(groups)[labels.numpy()])
+    columns = one_column(name, by, np.array(groups)[labels.numpy()])
     return Dataset(name, train, test, tuple(map(str, tokens)), tuple(groups), columns=columns)
 
 
@@ -143,9 +153,10 @@ def documents_in(place: Path, how: Schema = AS_USUAL) -> Documents:
 
 def read_text_table(
     place: Path, column: str, label: str | None, how: Schema = AS_USUAL
-) -> tuple[Documents, Documents, tuple[str, ...]]:
-    """(training texts, test texts, notes), texts with labels, from a table of any kind, or from a folder of tables
-    (`train…` and `test…`; no test texts without such a file). Without `label` the file's name is the label of all.
+) -> tuple[Documents, Documents, tuple[str, ...], Columns]:
+    """(training texts, test texts, notes, their columns), texts with labels, from a table of any kind, or from a folder
+    of tables (`train…` and `test…`; no test texts without such a file). Without `label` the file's name is the label of
+    all.
 
     Raises UserError if there is no such file or column, and for missing values.
     """
@@ -159,14 +170,21 @@ def read_text_table(
         raise refused(str(place), what, "name a file or folder of such")
     read = {path: _texts(path, column, label, place.stem, how) for path in files}
     train, test = ([pair for path in paths for pair in read[path][0]] for paths in (trains, tests))
-    return train, test, tuple(note for _, note in read.values())
+
+    def columns(column: str) -> tuple[Values, Values]:
+        found = [np.concatenate([read[path][2](column) for path in paths]) for paths in (trains, tests) if paths]
+        return found[0], found[-1]
+
+    return train, test, tuple(note for _, note, _ in read.values()), columns
 
 
-def _texts(path: Path, column: str, label: str | None, name: str, how: Schema) -> tuple[Documents, str]:
-    """A file's texts with their labels, and a note."""
+def _texts(
+    path: Path, column: str, label: str | None, name: str, how: Schema
+) -> tuple[Documents, str, Callable[[str], Values]]:
+    """A file's texts with their labels, a note, and the values of its columns."""
     as_text = {each: () for each in (column, label) if each is not None}
     table = read_columns(path, msgspec.structs.replace(how, categories=as_text))
-    for wanted, option in ((column, "--text"), *([(label, "--target")] if label else [])):
+    for wanted, option in ((column, "--text"), *([(label, "--target, or --partition column:NAME")] if label else [])):
         if wanted not in table.names:
             raise no_column(str(path), wanted, [*table.names], f"name one that is there ({option})")
     cells = table.column(column)
@@ -188,7 +206,8 @@ def _texts(path: Path, column: str, label: str | None, name: str, how: Schema) -
     kept = [(_label(group, names), text) for group, text, no in zip(groups, texts, without, strict=True) if not no]
     where = f"{path.name}: " if path.stem != name else ""  # notes follow the data set's name
     note = "; ".join((f"{where}{len(texts):,} rows", *table.notes, f"{sum(without):,} without text or label left out"))
-    return kept, note
+    rows = ~np.array(without, dtype=bool)
+    return kept, note, lambda column: column_values(table, column, rows)
 
 
 def _class_names(table: pa.Table, label: str | None) -> list[str] | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fewbytes.base.address import host_and_port
 from fewbytes.base.errors import FewbytesError, UserError, suggestion
@@ -134,6 +134,13 @@ class Nodes:
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         if not self.remote and self.listen:
             raise UserError("--listen needs --hosts or --federation: nodes on this machine use --address")
+
+    @classmethod
+    def of(cls, places: Sequence[Place], where: dict[str, str | None]) -> Self:
+        """These places, with the options that `remembered` returns. Raises UserError for invalid ones."""
+        address, kind, folder = where["address"] or LOOPBACK, where["node"] or KINDS[0], where["federation"]
+        federation = None if folder is None else Path(folder)
+        return cls(places, address, kind, where["listen"], federation, where["mailbox"], where["by_mailbox"])
 
     @property
     def files_only(self) -> bool:

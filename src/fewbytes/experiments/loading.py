@@ -86,7 +86,8 @@ def _split(reader: Reader, partition: Partition) -> Loaded:
     if how.client_data is not None or how.class_names is not None:
         name = "class_names" if how.client_data is None else "--client-data"
         raise UserError(f"{name} is for clients with their own data: add --partition local")
-    kind = "flwr:<Partitioner>" if partition.partition.startswith("flwr:") else partition.partition
+    of = {"flwr": "flwr:<Partitioner>", "column": "column:<name>"}
+    kind = of.get(partition.partition.partition(":")[0], partition.partition)
     for key, users in USED_BY.items():
         if kind not in users and getattr(partition, key) != DECLARED[key].default:
             raise UserError(
@@ -166,6 +167,7 @@ class Reader:
         self.asked, self.settings, self.model = settings, _without_column(settings, column), model
         plain = None if partition is None else dataclasses.replace(partition, shift=None)
         check = None if plain is None else lambda labels: federate(self._used(labels), plain, model.seed)
+        self._by = column or None  # texts' groups
         self._splitting = Splitting(column != FOLDERS, check)  # each of the folders is for training and for testing
         self._tokenizer: Any = None
         self._notes: list[str] = []
@@ -221,7 +223,7 @@ class Reader:
             if len(how.target or ()) > 1:
                 raise UserError("a text has one class: give one column as target")
             label = how.target[0] if how.target else None
-            return load_text(name, self._read_tokenizer(), how.length, how.text, label, only_test, schema)
+            return load_text(name, self._read_tokenizer(), how.length, how.text, label, only_test, schema, self._by)
         models = [each for each in (self.model.model or "").split("+") if each.startswith(PREFIX)]
         if models and holds_table(name):
             raise UserError(

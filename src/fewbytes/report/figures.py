@@ -137,6 +137,8 @@ def _lines(groups: Sequence[Repeated], metric: str, kind: str, over: Over, goal:
             )  # fmt: skip
     link = f", {goal.text}" if over == "seconds" and goal.text else ""
     axes.set(xlabel=AXES[over] + link, ylabel=_name(groups, metric, kind))
+    if over == "round":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     _legend(figure, axes)
     return figure
 

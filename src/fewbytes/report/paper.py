@@ -78,7 +78,7 @@ def write_latex(groups: Sequence[Repeated], path: Path, goal: Goal) -> None:
         for metric in unique(metric for group in groups for metric in group.first.metrics)
         for kind in kinds_drawn(groups, metric)
     ]
-    heads = ["method", *(f"{metric}, {kind}" for metric, kind in scores), *(f"MB {name}" for name, _ in WAYS)]
+    heads = ["method", *(_head(groups[0], *score) for score in scores), *(f"MB {name}" for name, _ in WAYS)]
     heads += ["MB to target", "s to target"] if ways else []
     lines = []
     for number, group in enumerate(groups):
@@ -110,6 +110,10 @@ def write_latex(groups: Sequence[Repeated], path: Path, goal: Goal) -> None:
     _write(path, "\n".join(page) + "\n")
 
 
+def _head(group: Repeated, metric: str, kind: str) -> str:
+    return f"{metric}, {kind}{', %' if group.first.percent(metric) else ''}"
+
+
 def _score(group: Repeated, metric: str, kind: str) -> str:
     spread = spread_of(group.finals(kind, metric).values())
     if spread is None or not group.first.percent(metric):
@@ -128,8 +132,10 @@ def _number(spread: Spread | None, decimals: int) -> str:
 def _megabytes(spread: Spread | None) -> str:
     if spread is None:
         return "--"
-    wide = rf" \pm {megabytes(spread.deviation)}" if spread.deviation else ""
-    return f"${megabytes(spread.mean)}{wide}$".replace(",", "{,}")
+    mean = megabytes(spread.mean)
+    decimals = len(mean.partition(".")[2])
+    wide = rf" \pm {spread.deviation / 1e6:,.{decimals}f}" if spread.deviation else ""
+    return f"${mean}{wide}$".replace(",", "{,}")
 
 
 def _latex(text: str) -> str:

@@ -31,7 +31,8 @@ METRICS = {
     "mae": "mean absolute error: lower is better",
     "mse": "mean squared error: lower is better",
     "rmse": "root mean squared error: lower is better",
-    "r2": "fraction of the variance explained; below 0, worse than predicting the mean",
+    "r2": "fraction of the variance explained; below 0, worse than predicting the mean; clients with a single test "
+    "sample have none",
     "perplexity": "exponential of the mean cross-entropy per token: lower is better",
 }
 MOVED: dict[Direction | Both, str] = {"both": "both directions", "uplink": "uplink", "downlink": "downlink"}
