@@ -789,7 +789,8 @@ def test_lines_that_resume_can_run_again(tmp_path):
     first, again = (
         fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, out=tmp_path / "run", resume=True) for _ in range(2)
     )
-    assert again.accuracy == first.accuracy and len(again.rounds) == len(first.rounds) == 1
+    assert again.accuracy == first.accuracy
+    assert len(again.rounds) == len(first.rounds) == 1
 
 
 def test_run_refuses_what_cannot_be(tmp_path):

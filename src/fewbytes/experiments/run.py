@@ -42,8 +42,8 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     - `coded` (True): lossless compression of messages. `keep_frames`, `keep_checkpoints` (2), `save_models`: files to
       keep.
     - `out`: the run folder; without one, a temporary folder that lives as long as the result.
-    - `resume`: resume from the last checkpoint in `out`, if it holds a run; a finished run is read. `from_round`: resume
-      after that earlier round, if it is kept.
+    - `resume`: resume from the last checkpoint in `out`, if it holds a run; a finished run is read. `from_round`:
+      resume after that earlier round, if it is kept.
     - `durable`: a power failure costs the run in `out` at most its last finished round.
     - `watcher`: a `Watcher`, a function that is called with each line of rounds.jsonl, or a list of these. Without one,
       a terminal and a notebook show one updating line; `watcher=[]` shows nothing.
