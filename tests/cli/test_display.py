@@ -40,6 +40,15 @@ def test_a_line_names_each_metric_once(tmp_path, capsys) -> None:
     assert f"fedavg: round 1/1  {words}  0 MB" in capsys.readouterr().err
 
 
+def test_a_narrow_line_keeps_the_bytes(tmp_path) -> None:
+    display = Display("fedpurin", tmp_path)
+    display.moved(12_000_000, 24_000_000)
+    display.scored({"phase": "round", "round": 1, "scores": {"accuracy": {"global": 0.1}, "f1": {"global": 0.3}}})
+    texts = [display._text(1, room) for room in (90, 70, 40, 20)]
+    assert [text.count("36.0 MB") for text in texts] == [1, 1, 1, 1]
+    assert [text.count("(12.0 up, 24.0 down)") for text in texts] == [1, 1, 0, 0]
+
+
 def test_lines_end_between_words_on_a_terminal_and_are_whole_elsewhere() -> None:
     text = "For personalised models take separate, with nothing sent: see runs/20261129-110655-compare/report.html"
     for terminal in (True, False):
