@@ -36,7 +36,7 @@ def _verdict(evaluation: Evaluation, gain: Gain, among: int, judged: str) -> str
     shared = kinds[gain["models"]] == "shared"
     whose, colon, _ = gain["models"].partition(": ")
     whose = f"{whose}'s" if colon else "the" if shared else "the sites'"
-    model = f"{whose} {'shared model is' if shared else 'own models, as stored after the last exchange, are'}"
+    model = f"{whose} {'shared model is' if shared else 'own models are'}"
     sites = [
         each for each in evaluation["gains"]
         if each["site"] is not None and (each["models"], each["over"]) == (gain["models"], gain["over"])
