@@ -1,4 +1,4 @@
-"""Makes README's pictures: the front of a report and a terminal, each light and dark, of one real comparison.
+"""Makes README's pictures: the front of a report and a terminal, each light and dark, of the comparison in README.
 
 python scripts/pictures.py     # needs Chromium, by the name chromium, chromium-browser or google-chrome
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -21,10 +22,8 @@ from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-COMPARE = ["compare", "fedavg", "fedpurin", "genefl", "fusefl", "--dataset", "digits", "--clients", "10"]
-COMPARE += ["--alpha", "0.3", "--model", "resnet8:width=16", "--rounds", "20", "--set", "epochs=2"]
-COMPARE += ["--set", "fusefl.epochs=40", "--set", "lr=0.1", "--set", "batch=20", "--set", "momentum=0"]
-COMPARE += ["--set", "fraction=1", "--seed", "1"]
+COMMAND = re.search(r"^fewbytes (compare (?:[^\\\n]|\\\n)*)", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+COMPARE = COMMAND[1].replace("\\\n", "").split() if COMMAND else sys.exit("README has no fewbytes compare")
 COLUMNS = 80
 LIGHT = TerminalTheme(
     (255, 255, 255),
@@ -67,8 +66,7 @@ def last_screen(text: str) -> list[str]:
 def draw_terminal(lines: list[str]) -> None:
     for name, theme in (("light", LIGHT), ("dark", DIMMED_MONOKAI)):
         console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
-        words = " ".join(COMPARE).replace(" --seed 1", "")
-        console.print(Text.assemble(("$ ", "dim"), f"fewbytes {words}"), soft_wrap=False)
+        console.print(Text.assemble(("$ ", "dim"), f"fewbytes {' '.join(COMPARE)}"), soft_wrap=False)
         for line in lines:
             console.print(Text.from_ansi(line))
         console.save_svg(str(PICTURES / f"terminal-{name}.svg"), title="fewbytes", theme=theme)

@@ -13,7 +13,7 @@ from modules import MODULES
 
 import fewbytes
 
-REFERENCE = Path(__file__).parents[1] / "docs" / "reference.md"
+REFERENCE = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
 WITH_EXAMPLES = [name for name, path in MODULES.items() if ">>> " in path.read_text("utf-8")]
 
 
@@ -29,7 +29,8 @@ def test_what_is_public_has_a_docstring(package):
 
 def test_what_the_reference_lists_shows_an_example():
     """In its docstring, or in one of its own functions'."""
-    listed = re.findall(r"^\.\. auto\w+:: fewbytes\.(\S+)$", REFERENCE.read_text("utf-8"), re.MULTILINE)
+    text = "".join(page.read_text("utf-8") for page in REFERENCE)
+    listed = re.findall(r"^\.\. auto\w+:: fewbytes\.(\S+)$", text, re.MULTILINE)
     assert len(listed) > 30
     find = doctest.DocTestFinder().find
     assert not [name for name in listed if not any(each.examples for each in find(operator.attrgetter(name)(fewbytes)))]

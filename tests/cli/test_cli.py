@@ -169,7 +169,9 @@ def test_compare_all_goes_on_without_those_that_cannot(tmp_path, monkeypatch, ca
     run = only_run(tmp_path)
     partitions = {path.read_text() for path in run.glob("*/partition.json")}
     assert len(partitions) == 1  # the same clients, with the same samples
-    assert "unfinished" in (run / "report.html").read_text()
+    page = (run / "report.html").read_text()
+    assert ">failed</span>" in page
+    assert "nothing to divide by" in page
 
 
 def test_a_named_method_that_cannot_run_does_not_end_the_others(tmp_path, monkeypatch, capsys):

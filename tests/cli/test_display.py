@@ -31,6 +31,24 @@ def test_a_log_has_a_line_for_what_is_waited_for_and_of_a_deployment_for_each_ro
     assert rounds[-1].split("  ")[1:] == ["global 12.0%", "36.0 MB (12.0 up, 24.0 down)"]
 
 
+def test_a_line_names_each_metric_once(tmp_path, capsys) -> None:
+    with Display("fedavg", tmp_path) as display:
+        display.started(tmp_path, 1, 0)
+        scores = {"accuracy": {"global": 0.1, "personalised": 0.2}, "f1": {"global": 0.3, "personalised": 0.4}}
+        display.scored({"phase": "round", "round": 1, "scores": scores})
+    words = "accuracy: global 10.0%  personalised 20.0%  f1: global 30.0%  personalised 40.0%"
+    assert f"fedavg: round 1/1  {words}  0 MB" in capsys.readouterr().err
+
+
+def test_a_narrow_line_keeps_the_bytes(tmp_path) -> None:
+    display = Display("fedpurin", tmp_path)
+    display.moved(12_000_000, 24_000_000)
+    display.scored({"phase": "round", "round": 1, "scores": {"accuracy": {"global": 0.1}, "f1": {"global": 0.3}}})
+    texts = [display._text(1, room) for room in (90, 70, 40, 20)]
+    assert [text.count("36.0 MB") for text in texts] == [1, 1, 1, 1]
+    assert [text.count("(12.0 up, 24.0 down)") for text in texts] == [1, 1, 0, 0]
+
+
 def test_lines_end_between_words_on_a_terminal_and_are_whole_elsewhere() -> None:
     text = "For personalised models, use separate, with nothing sent: see runs/20261129-110655-compare/report.html"
     for terminal in (True, False):

@@ -800,6 +800,14 @@ def test_mistakes_in_python_are_told_in_one_line(mistaken, says):
     assert "\n" not in str(told.value)
 
 
+def test_lines_that_resume_can_run_again(tmp_path):
+    first, again = (
+        fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, out=tmp_path / "run", resume=True) for _ in range(2)
+    )
+    assert again.accuracy == first.accuracy
+    assert len(again.rounds) == len(first.rounds) == 1
+
+
 def test_run_refuses_what_cannot_be(tmp_path):
     fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, out=tmp_path / "run")
     with pytest.raises(fb.UserError, match="already holds a run"):

@@ -15,9 +15,10 @@ import fewbytes as fb
 from fewbytes.base.errors import UserError
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.evaluation import FILE, evaluation_of, read_evaluation
-from fewbytes.report.evaluation_page import write_evaluation
+from fewbytes.report.evaluation_page import FEW_MODELS, section, write_evaluation
 from fewbytes.report.evaluation_tables import evaluation_table, site_rows
 from fewbytes.report.evaluation_words import verdicts
+from fewbytes.report.pieces import Charts
 
 NAMES = ("north", "<b>south", "west")
 
@@ -99,6 +100,21 @@ def test_of_many_methods_the_best_of_each_kind_is_named():
     assert "fedprox's shared model is 20.0 percentage points" in shared
     assert "(the best of 2 methods, which flatters it)" in shared
     assert "fedbn's own models are 0.0 percentage points" in own
+
+
+def test_many_models_have_rows_in_the_table_and_the_best_of_them_are_drawn():
+    names = [f"m{i}: own models" for i in range(20)]
+    charts: Charts = {}
+    found = section(evaluation({(name, "training alone"): [i / 100] * 3 for i, name in enumerate(names)}), charts)
+    assert found.turned
+    assert len(found.columns) == 22
+    drawn = {*names[-FEW_MODELS + 1 :], "training alone"}
+    assert {name for _, name in found.drawn} == {trace["name"] for trace in charts["sites"]["accuracy"][0]} == drawn
+    assert [number for number, _ in found.drawn] == list(range(FEW_MODELS))  # of colours
+    assert {name for _, name in found.compared["gains"]} == drawn - {"training alone"}
+    few = section(evaluation({("m0: own models", "training alone"): [0.1] * 3}), {})
+    assert not few.turned
+    assert len(few.drawn) == len(few.columns) == 3
 
 
 def test_without_training_alone_nothing_is_claimed():

@@ -138,6 +138,8 @@ def test_who_trains_but_once_trains_as_long_as_the_others_in_all():
     assert caveats([many, once]) == [CAVEAT]
     once.result["parameters"]["epochs"] = 9
     assert caveats([many, once])[0].endswith("epochs 2 (many), 1 (once).")
+    once.result["parameters"]["epochs"] = 3
+    assert caveats([many, once])[0].endswith("epochs 2 (many), 0.333 (once).")
 
 
 def test_bytes_are_worth_it_only_above_local_training():
@@ -234,13 +236,29 @@ def test_a_page_of_forty_runs(tmp_path):
     assert {trace["text"][0] for trace in marks} == {f"m{i}" for i in range(40)}
     assert {trace["text"][0] for trace in marks if trace["first"]} == {f"m{i}" for i in range(36)}
     coloured = {trace["text"][0] for trace in marks if trace["marker"]["color"] != GREY}
-    assert coloured == {f"m{i}" for i in range(len(COLOURS))}  # of those on the front, and no more
+    assert coloured == {"m34", *(f"m{i}" for i in range(len(COLOURS) - 1))}  # recommended, and others on the front
     assert [trace["text"][0] for trace in marks if trace["marker"]["symbol"] == "star"] == ["m34"]
     assert all(trace["x"][0] > 0 for trace in marks)  # on a logarithmic axis, nothing sent has a place, too
     assert layout["xaxis"]["ticktext"][0] == "0"
     assert not [
         trace for trace in traces if len({*trace["x"]}) == 1 < len(trace["x"])
     ]  # no line at a budget, of uplink
+
+
+def test_a_short_logarithmic_axis_has_ticks_between_powers_of_ten(tmp_path):
+    runs = [run("a", 20_000, **{"global": 0.5}), run("b", 400_000, **{"global": 0.6})]
+    axis = chart(write_report(runs, tmp_path / "report.html").read_text(), "choice")["global"][1]["xaxis"]
+    assert axis["type"] == "log"
+    assert axis["ticktext"] == ["0", "0.05", "0.1", "0.2", "0.5"]
+
+
+def test_a_page_states_bytes_in_the_unit_that_suits_them(tmp_path):
+    heads = {}
+    for up in (20_000, 20_000_000):
+        page = write_report([run("a", up, **{"global": 0.5})], tmp_path / "report.html").read_text()
+        heads[up] = re.findall(r"<th scope=\"col\">(\S+) both</th>", page)
+        assert '<td class="strong" title="' + f'{2 * up:,} bytes">40.0</td>' in page
+    assert heads == {20_000: ["kB"], 20_000_000: ["MB"]}
 
 
 def test_all_marks_have_names_and_those_on_the_front_come_first(tmp_path):

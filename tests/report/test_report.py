@@ -25,7 +25,7 @@ from PIL import Image, PngImagePlugin
 from rich.console import Console
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.units import megabytes
+from fewbytes.base.units import in_unit
 from fewbytes.core import gallery
 from fewbytes.report import activations, pictures, read_run, read_runs, summary_table, write_report
 from fewbytes.report.folder import RunFolder
@@ -351,9 +351,11 @@ def test_totals_shown_are_the_ledgers(tmp_path: Path) -> None:
     for child in folder.iterdir():
         for column in ("bytes_up", "bytes_down"):
             total = ledger_sum(child, column)
-            assert f'<td class="strong" title="{total:,} bytes">{total / 1e6:.3g}</td>' in text
+            assert f'<td class="strong" title="{total:,} bytes">{in_unit(total, "kB")}</td>' in text
         total = ledger_sum(child, "bytes_up") + ledger_sum(child, "bytes_down")
-        assert f'<td class="strong" title="{total:,} bytes">{megabytes(total)}</td><td>' in text  # before the seconds
+        assert (
+            f'<td class="strong" title="{total:,} bytes">{in_unit(total, "kB")}</td><td>' in text
+        )  # before the seconds
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
     assert "Which to take" in text
     assert "ends highest" not in text  # beside a recommendation it may name another method

@@ -14,7 +14,7 @@ import fewbytes as fb
 from fewbytes.base import extras
 from fewbytes.base.errors import UserError
 from fewbytes.core.links import Link
-from fewbytes.report import read_run, read_runs, write_report
+from fewbytes.report import read_run, read_runs, summary_table, write_report
 from fewbytes.report.curves import curve
 from fewbytes.report.figures import write_pdf, write_svg
 from fewbytes.report.paper import write_csv, write_latex
@@ -49,8 +49,20 @@ def test_a_loaded_result_is_the_one_that_was_left(folder):
     assert len(repr(loaded)) < 250
     assert "fedavg, 2 rounds" in repr(loaded)
     html = loaded._repr_html_()
+    assert loaded.summary["uplink_bytes"] < 1e6  # kilobytes, then
+    assert " kB up, " in html
+    assert " kB up, " in repr(loaded)
     assert html.count("<svg") == html.count("<polyline") == 1
     assert "<script" not in html
+
+
+def test_a_report_states_why_a_run_failed(tmp_path):
+    with pytest.raises(fb.FewbytesError, match="not all finite"):
+        fb.run(fb.FedAvg(lr=1e38), tiny_task(), rounds=1, workers=1, out=tmp_path / "run")
+    runs = read_runs([tmp_path / "run"])
+    assert runs[0].status == "failed"
+    assert "not all finite" in write_report(runs, tmp_path / "report.html").read_text()
+    assert "note: fedavg failed: round 1" in str(summary_table(runs).caption)
 
 
 def test_a_name_in_a_result_is_no_html(folder, tmp_path):

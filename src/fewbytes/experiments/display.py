@@ -200,17 +200,20 @@ class Display(Watcher):
         rest = {m: {k: v for k, v in of.items() if (m, k) != first and k in MAIN} for m, of in self._scores.items()}
         named = list(self._scores) != ["accuracy"]
         left = (self._rounds - done) * statistics.median(self._seconds) if self._seconds and console.is_terminal else 0
+        sent = moved(self._up, self._down)
         parts = [  # in order; higher ranks are dropped first
             (f"{self._when} {done}/{self._rounds}", 0),
             (f"client {self._replies} of this one" if self._replies else "", 4),
             (score_words(own, named), 1),
-            (score_words({m: of for m, of in rest.items() if of}, named), 5),
-            (moved(self._up, self._down), 2),
+            (score_words({m: of for m, of in rest.items() if of and m in own}, False), 5),
+            (score_words({m: of for m, of in rest.items() if of and m not in own}, named), 5),
+            (sent, 0),
             (self._spent, 1),
             (f"{duration(left)} left" if left >= 1 else "", 3),
         ]
         for gone in (6, 5, 4, 3, 2, 1):
-            text = "  ".join(words for words, rank in parts if words and rank < gone)
+            short = sent if gone > 2 else sent.partition(" (")[0]
+            text = "  ".join(short if words == sent else words for words, rank in parts if words and rank < gone)
             if len(text) <= room:
                 break
         return text

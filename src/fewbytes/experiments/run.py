@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
@@ -41,7 +42,8 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     - `coded` (True): lossless compression of messages. `keep_frames`, `keep_checkpoints` (2), `save_models`: files to
       keep.
     - `out`: the run folder; without one, a temporary folder that lives as long as the result.
-    - `resume`: resume from the last checkpoint in `out`. `from_round`: resume after that earlier round, if it is kept.
+    - `resume`: resume from the last checkpoint in `out`, if it holds a run; a finished run is read. `from_round`:
+      resume after that earlier round, if it is kept.
     - `durable`: a power failure costs the run in `out` at most its last finished round.
     - `watcher`: a `Watcher`, a function that is called with each line of rounds.jsonl, or a list of these. Without one,
       a terminal and a notebook show one updating line; `watcher=[]` shows nothing.
@@ -59,7 +61,10 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     (1.0, 480)
     """
     with in_python():
-        checked = Run.of(method, task, Settings.of(settings, option_of(method)), policy)
+        asked = Settings.of(settings, option_of(method))
+        if asked.resume and asked.from_round is None and not (Path(asked.out or "") / "config.toml").exists():
+            asked = replace(asked, resume=False)  # so that the same lines can run again and again
+        checked = Run.of(method, task, asked, policy)
         if "watcher" not in settings:
             line = line_for(method.method_name, method.promises.headline)
             checked = replace(checked, settings=replace(checked.settings, watcher=line))

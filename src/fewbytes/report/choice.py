@@ -121,7 +121,10 @@ def _training(run: RunFolder) -> dict[str, Any]:
 def a_round(parameters: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     """Parameters of a method that sets its own number of rounds, its local training spread over this many."""
     lengths = {key: parameters[key] / rounds for key in ("epochs", "steps") if parameters.get(key)}
-    return {**parameters, **{key: int(value) if value == int(value) else value for key, value in lengths.items()}}
+    return {
+        **parameters,
+        **{key: int(value) if value == int(value) else round(value, 3) for key, value in lengths.items()},
+    }
 
 
 def unequal(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[Any, list[str]]]]:
@@ -348,9 +351,12 @@ def _axis(sent: Sequence[int]) -> tuple[Layout, Callable[[int], float]]:
             "title": "both directions, MB",
             "range": [-0.1 * most / 1e6, 1.06 * most / 1e6],
         }, lambda count: count / 1e6
-    decades = range(math.ceil(math.log10(least / 1e6)), math.floor(math.log10(most / 1e6)) + 1)
-    zero = math.log10(least / 1e6) - 0.5
-    ticks = {"tickvals": [10**zero, *(10.0**d for d in decades)], "ticktext": ["0", *(f"{10.0**d:g}" for d in decades)]}
+    low, zero = math.floor(math.log10(least / 1e6)), math.log10(least / 1e6) - 0.5
+    steps = [one * 10.0**d for d in range(low, math.floor(math.log10(most / 1e6)) + 1) for one in (1, 2, 5)]
+    steps = [step for step in steps if least <= 1e6 * step <= most]
+    decades = [step for step in steps if f"{step:e}"[0] == "1"]
+    steps = decades if len(decades) > 2 else steps
+    ticks = {"tickvals": [10**zero, *steps], "ticktext": ["0", *(f"{step:g}" for step in steps)]}
     ends = {"range": [zero - 0.5, math.log10(most / 1e6) + 0.2]}
     axis = {"title": "both directions, MB (log scale)", "type": "log"} | ticks | ends
     return axis, lambda count: count / 1e6 if count else 10**zero

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,13 @@ from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.records import Evaluation, Figure, Gain
 
 FEW_CLASSES = 12  # maximum number of classes of a confusion matrix on the page
+FEW_MODELS = 10  # maximum number of models in charts, and beside each other in a table that has fewer sites
 
 
 @dataclass(frozen=True)
 class Section:
     """The results by site: sentences, columns, rows by metric, the models of the chart with the numbers of their
-    colours, its height, and the same of the charts of differences."""
+    colours, its height, and the same of the charts of differences. `turned`: the table has a row per model."""
 
     verdicts: list[str]
     explained: str
@@ -37,6 +39,7 @@ class Section:
     compared: dict[str, list[tuple[int, str]]]
     intervals: bool
     outside: bool
+    turned: bool
 
 
 def section(evaluation: Evaluation | None, charts: Charts) -> Section | None:
@@ -44,7 +47,7 @@ def section(evaluation: Evaluation | None, charts: Charts) -> Section | None:
     if evaluation is None:
         return None
     names = [each["name"] for each in evaluation["models"] if each["kind"] in COMPARED]
-    drawn = [(i, each["name"]) for i, each in enumerate(evaluation["models"]) if each["name"] in names]
+    drawn = _drawn(evaluation, names)
     charts["sites"] = {metric: _sites_chart(evaluation, metric, drawn) for metric in evaluation["metrics"]}
     compared: dict[str, list[tuple[int, str]]] = {}
     for name, left_out in (("gains", False), ("contributions", True)):
@@ -53,7 +56,8 @@ def section(evaluation: Evaluation | None, charts: Charts) -> Section | None:
         if of := [gain for gain in of if gain["gain"]["value"] is not None]:
             key = "over" if left_out else "models"
             shown = list(dict.fromkeys(gain[key] for gain in of))  # type: ignore[literal-required]
-            compared[name] = [(i, each["name"]) for i, each in enumerate(evaluation["models"]) if each["name"] in shown]
+            among = list(enumerate(each["name"] for each in evaluation["models"])) if left_out else drawn
+            compared[name] = [(i, model) for i, model in among if model in shown]
             charts[name] = {"all": _gains_chart(evaluation, of, compared[name], key)}
     rows = {metric: site_rows(evaluation, metric) for metric in evaluation["metrics"]}
     height = 120 + len(evaluation["sites"]) * (18 + 12 * len(drawn))
@@ -68,7 +72,21 @@ def section(evaluation: Evaluation | None, charts: Charts) -> Section | None:
         compared,
         bool(evaluation["level"]),
         outside,
+        len(names) > max(FEW_MODELS, len(evaluation["sites"])),
     )
+
+
+def _drawn(evaluation: Evaluation, names: Sequence[str]) -> list[tuple[int, str]]:
+    """The models of the charts, with the numbers of their colours. Of many, those with the highest mean gains over
+    training alone, and the latter."""
+    if len(names) <= FEW_MODELS:
+        return [(i, each["name"]) for i, each in enumerate(evaluation["models"]) if each["name"] in names]
+    means = [gain for gain in evaluation["gains"] if gain["site"] is None and gain["over"] in names]
+    gains = {gain["models"]: gain["gain"]["value"] or 0.0 for gain in means} | {
+        gain["over"]: math.inf for gain in means
+    }
+    best = sorted(names, key=lambda name: -gains.get(name, -math.inf))[:FEW_MODELS]
+    return [(place, name) for place, name in enumerate(name for name in names if name in best)]
 
 
 def curves(runs: Sequence[RunFolder], charts: Charts) -> tuple[dict[str, str], list[tuple[int, str]]]:

@@ -63,7 +63,8 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run as read from disk. `label` is the method's name, which `read_runs` makes unique."""
+    """One run as read from disk. `label` is the method's name, which `read_runs` makes unique; `failure` is the reason
+    of a run that failed."""
 
     path: Path
     label: str
@@ -77,6 +78,7 @@ class RunFolder:
     attack: Attack | None = None
     membership: Membership | None = None
     poison: Poison | None = None
+    failure: str = ""
 
     def fact(self, key: str) -> Any:
         """A setting of the run from `result.json`, else the top level of `config.toml`, else None."""
@@ -244,8 +246,9 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """`done`, `running`, `interrupted`, or `unfinished` without a result."""
-        return "unfinished" if self.result is None else self.result.get("status", "done")
+        """`done`, `running`, `interrupted`; without a result `failed`, or `unfinished` if it has left no reason."""
+        without = "failed" if self.failure else "unfinished"
+        return without if self.result is None else self.result.get("status", "done")
 
 
 def when(row: Row) -> str:
@@ -282,6 +285,7 @@ def read_run(path: Path | str) -> RunFolder:
         attack=_read(path / "attack.json", _attack),
         membership=_read(path / "membership.json", _membership),
         poison=_read(path / "poison.json", _poison),
+        failure=(_read(path / "status.json", _failure) or "") if result is None else "",
     )
     return replace(run, label=run.method)
 
@@ -356,7 +360,7 @@ def _read(file: Path, parse: Callable[[Path], T]) -> T | None:
     """The parsed file, or None if it is missing; errors name the file."""
     try:
         return parse(file) if file.exists() else None
-    except (ValueError, TypeError, OSError, RecursionError, pa.ArrowException) as error:
+    except (ValueError, TypeError, KeyError, OSError, RecursionError, pa.ArrowException) as error:
         raise UserError(f"{file} is damaged: {' '.join(str(error).split())}") from error
 
 
@@ -377,6 +381,11 @@ def _result(file: Path) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(file.read_text("utf-8"))
     msgspec.convert(result, Result)
     return result
+
+
+def _failure(file: Path) -> str:
+    status = json.loads(file.read_text("utf-8"))
+    return str(status["why"]) if status["state"] == "stopped" else ""
 
 
 def _ledger(file: Path) -> pa.Table:

@@ -17,8 +17,9 @@ OUTSIDE = {
 
 
 def noted(runs: Sequence[RunFolder]) -> list[str]:
-    """The limits of a privacy promise, and a line per note of a run: its number of rounds, and its last amount."""
-    lines = []
+    """Why runs failed, the limits of a privacy promise, and a line per note of a run: its number of rounds, and its
+    last amount."""
+    lines = [f"{run.label} failed: {run.failure}" for run in runs if run.failure]
     for run in runs:
         found: dict[str, list[str]] = {}
         for row in run.rounds:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
+from fewbytes.base.units import unit_of
 from fewbytes.report import choice, evaluation_page, leaks, left_out, notes, pictures, pieces, scores, target
 from fewbytes.report.charts import (
     DIRECTIONS,
@@ -111,6 +113,13 @@ class Summary:
     best_models: list[str]
     apart: bool = False  # judged on different test data
 
+    @property
+    def units(self) -> dict[str, str]:
+        """The units of bytes: of totals, and of a client's in a round."""
+        ways = [moved for row in self.rows for moved in (row.uplink, row.downlink)]
+        totals = chain([row.both for row in self.rows], *((moved.total, moved.nominal) for moved in ways))
+        return {"total": unit_of(totals), "each": unit_of(moved.each for moved in ways)}
+
 
 @dataclass(frozen=True)
 class Probes:
@@ -205,12 +214,13 @@ def _page(runs: Sequence[RunFolder], goal: Goal) -> str:
 
 
 def _in_colours(groups: list[Repeated]) -> list[Repeated]:
-    """The methods in the order of their colours: if there are more methods than colours, those on a Pareto front come
-    first."""
+    """The methods in the order of their colours: if there are more methods than colours, those recommended come first,
+    then those on a Pareto front."""
     if len(groups) <= len(pieces.COLOURS):
         return groups
+    taken = [each.label for each in choice.choices([run for group in groups for run in group.runs])]
     best = choice.on_fronts(groups)
-    return sorted(groups, key=lambda group: group.label not in best)
+    return sorted(groups, key=lambda group: (group.label not in taken, group.label not in best))
 
 
 # ---- the sections, in the order of the page ----

@@ -14,10 +14,9 @@ from torch import nn
 
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.files import check_own
-from fewbytes.base.units import megabytes
 from fewbytes.core.ledger import Ledger
 from fewbytes.models.files import NeedsModule, read_model
-from fewbytes.running.result_page import result_html, score_text
+from fewbytes.running.result_page import moved_text, result_html, score_text
 
 
 @dataclass(repr=False)
@@ -95,7 +94,7 @@ class Result:
         parts = [
             f"{s.get('method')}, {s.get('rounds')} rounds" + (f" ({s['status']})" if s.get("status") != "done" else ""),
             *([f"{s['score']['kind']} {s['score']['metric']} {score}"] if s["score"]["final"] is not None else []),
-            f"{megabytes(s.get('uplink_bytes'))} MB up, {megabytes(s.get('downlink_bytes'))} MB down",
+            moved_text(s),
             f"{s.get('seconds', 0.0):.3g} s",
         ]
         return f"<Result {str(self.folder)!r}: {'; '.join(parts)}>"

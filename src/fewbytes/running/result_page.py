@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import visible
-from fewbytes.base.units import megabytes, written
+from fewbytes.base.units import size, written
 
 WIDTH, HEIGHT, LEFT, BELOW = 380, 150, 52, 34
 """Pixels of the chart, and of its margins for numbers."""
@@ -22,6 +22,12 @@ def score_text(summary: dict[str, Any], value: float | None) -> str:
     return written(value, bool(of.get("share")) and bool(of.get("percent", of.get("share"))))
 
 
+def moved_text(summary: dict[str, Any]) -> str:
+    """A run's bytes in each direction as text: 1.24 MB up, 14.4 kB down."""
+    ways = {way: summary.get(f"{way}link_bytes") for way in ("up", "down")}
+    return ", ".join(f"{'—' if count is None else size(count)} {way}" for way, count in ways.items())
+
+
 def result_html(folder: Path, s: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     """The HTML of a result: its figures in a table, and a chart if it was scored in two rounds or more. `s`:
     result.json; `rows`: the lines of rounds.jsonl."""
@@ -31,7 +37,7 @@ def result_html(folder: Path, s: dict[str, Any], rows: Sequence[dict[str, Any]])
     figures = [(f"{kind} {score['metric']}", f"{score_text(s, of['final'])} (best {score_text(s, of['best'])})")
             for kind, of in kinds.items()]  # fmt: skip
     figures += [
-        ("bytes", f"{megabytes(s.get('uplink_bytes'))} MB up, {megabytes(s.get('downlink_bytes'))} MB down"),
+        ("bytes", moved_text(s)),
         ("time", f"{s.get('seconds', 0.0):.3g} s"),
         ("folder", str(folder)),
     ]

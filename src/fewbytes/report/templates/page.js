@@ -47,7 +47,7 @@ function draw(div) {
   if (data.some((trace) => "first" in trace)) name(div);
 }
 
-// the names of marks, where they cover no mark and no other name: first those that matter most; hover shows the others
+// the names of marks, where they cover no mark, no other name and if possible no line: first those that matter most; hover shows the others
 function name(div) {
   const { xaxis, yaxis, font } = div._fullLayout, pen = document.createElement("canvas").getContext("2d");
   pen.font = `${font.size}px ${font.family}`;
@@ -57,21 +57,26 @@ function name(div) {
     const half = trace.marker.size / 2 + 1;
     return [x - half, y - half, x + half, y + half];
   });
-  const free = ([l, t, r, b]) => l > -4 && t > -8 && r < xaxis._length + 8 && b < yaxis._length + 4
-    && !taken.some(([left, top, right, bottom]) => l < right && r > left && t < bottom && b > top);
+  const lines = div.data.filter((trace) => !("first" in trace)).flatMap(({ x, y }) => x.slice(1).flatMap((end, i) =>
+    [[x[i], y[i], end, y[i]], [end, y[i], end, y[i + 1]]])).map(([x0, y0, x1, y1]) => [
+    Math.min(xaxis.d2p(x0), xaxis.d2p(x1)) - 1, Math.min(yaxis.d2p(y0), yaxis.d2p(y1)) - 1,
+    Math.max(xaxis.d2p(x0), xaxis.d2p(x1)) + 1, Math.max(yaxis.d2p(y0), yaxis.d2p(y1)) + 1]);
+  const free = ([l, t, r, b], boxes) => l > -4 && t > -8 && r < xaxis._length + 8 && b < yaxis._length + 4
+    && !boxes.some(([left, top, right, bottom]) => l < right && r > left && t < bottom && b > top);
   const places = { "top left": [-1, -1], "top center": [0, -1], "top right": [1, -1], "bottom right": [1, 1],
     "bottom center": [0, 1], "bottom left": [-1, 1], "middle right": [1, 0], "middle left": [-1, 0] };
   const mode = {}, position = {};
   for (const { trace, index, x, y } of marks.sort((a, b) => b.trace.first - a.trace.first)) {
     const width = pen.measureText(plain(trace.text[0])).width, away = trace.marker.size / 2 + 2;
-    for (const [place, [across, down]] of width ? Object.entries(places) : []) {
+    const boxes = (width ? Object.entries(places) : []).map(([place, [across, down]]) => {
       const left = x + (across - 1) * width / 2 + across * (down ? 2 : away), middle = y + down * (away + 8);
-      const box = [left, middle - 8, left + width, middle + 8];
-      if (!free(box)) continue;
-      taken.push(box);
-      [mode[index], position[index]] = ["markers+text", place];
-      break;
-    }
+      return [place, [left, middle - 8, left + width, middle + 8]];
+    });
+    const [place, box] = boxes.find(([, box]) => free(box, [...taken, ...lines]))
+      ?? boxes.find(([, box]) => free(box, taken)) ?? [];
+    if (!place) continue;
+    taken.push(box);
+    [mode[index], position[index]] = ["markers+text", place];
   }
   const indices = marks.map(({ index }) => index);
   Plotly.restyle(div, { mode: indices.map((i) => mode[i] ?? "markers"),
@@ -186,10 +191,11 @@ function sort(head) {
 
 for (const table of document.querySelectorAll(".wide table:not(.pictures):not(.narrow)")) {
   const heads = table.tHead?.rows.length === 1 ? [...table.tHead.rows[0].cells] : [];
-  if (!heads.length || table.tBodies[0].rows.length < 2) continue;
+  if (!heads.length) continue;
   for (const row of table.tBodies[0].rows)
     [...row.cells].forEach((cell, i) => { if (i) cell.dataset.label = heads[i]?.textContent ?? ""; });
   table.classList.add("stacked");
+  if (table.tBodies[0].rows.length < 2) continue;
   for (const head of heads) {
     const button = document.createElement("button");
     Object.assign(button, { type: "button", textContent: head.textContent, onclick: () => sort(head) });
