@@ -206,8 +206,8 @@ def _texts(
     kept = [(_label(group, names), text) for group, text, no in zip(groups, texts, without, strict=True) if not no]
     where = f"{path.name}: " if path.stem != name else ""  # notes follow the data set's name
     note = "; ".join((f"{where}{len(texts):,} rows", *table.notes, f"{sum(without):,} without text or label left out"))
-    rows = ~np.array(without, dtype=bool)
-    return kept, note, lambda column: column_values(table, column, rows)
+    whole = ~np.array(without, dtype=bool)
+    return kept, note, lambda column: column_values(table, column, whole)
 
 
 def _class_names(table: pa.Table, label: str | None) -> list[str] | None:
