@@ -60,6 +60,13 @@ def test_agreement_with_other_code():
         assert path.read_text("utf-8") == text
 
 
+def test_situations():
+    situations = script("situations", "benchmarks")
+    found = json.loads(situations.FIGURES.read_text("utf-8"))
+    assert found.keys() == {each.key for each in situations.SITUATIONS}
+    assert situations.PAGE.read_text("utf-8") == situations.page(found)
+
+
 def test_an_interval_of_paired_differences():
     page = script("page", "benchmarks/peers")
     mean, half = page.interval([0.01, 0.02, 0.03])
