@@ -77,7 +77,7 @@ SITUATIONS = [
         "clients join later",
         "genefl",
         "own",
-        f"{DIGITS} --clients 8 --newcomers 8 --arrival 13 --rounds 17 --partition shards --shards-per-client 4 "
+        f"{DIGITS} --clients 6 --newcomers 6 --arrival 11 --rounds 15 --partition shards --shards-per-client 4 "
         "--test held-classes --samples 30/60 --set fraction=1 --set epochs=2 --set lr=0.02",
         [Calls("genefl separate fedavg fedbn learngene", "--set genefl.gamma_step=1 --set genefl.clusters=1")],
     ),
@@ -86,8 +86,8 @@ SITUATIONS = [
         "each client needs its own model",
         "fedpurin",
         "own",
-        f"{DIGITS} --clients 8 --alpha 0.5 --samples 40/80 --rounds 40 --set epochs=5 --set lr=0.05 --evaluate-every 2",
-        [Calls("fedpurin separate fedavg fedbn fedper", "--set fedpurin.beta=20")],
+        f"{DIGITS} --clients 8 --alpha 0.5 --samples 40/80 --rounds 20 --set epochs=5 --set lr=0.05",
+        [Calls("fedpurin separate fedavg fedbn fedper", "--set fedpurin.beta=10")],
     ),
     Situation(
         "small-uplink",
@@ -95,11 +95,11 @@ SITUATIONS = [
         "fedkgf, `--uplink-bits 0.5`",
         "own",
         "--dataset digits --model resnet8:width=16,stem=3x3 --set last=kept --set momentum=0 --set batch=20 "
-        "--clients 10 --alpha 1 --rounds 20 --set epochs=2 --set lr=0.1",
+        "--clients 10 --alpha 1 --samples 60/36 --rounds 16 --set epochs=2 --set lr=0.1",
         [
             Calls("fedkgf", "--uplink-bits 0.5", "`--uplink-bits 0.5`"),
             Calls("separate", ""),
-            Calls("fedavg smartidx", "--uplink-bits 0.1 --budget 75kB", "`--uplink-bits 0.1 --budget 75kB`"),
+            Calls("fedavg smartidx", "--uplink-bits 0.1 --budget 60kB", "`--uplink-bits 0.1 --budget 60kB`"),
         ],
     ),
     Situation(
@@ -107,7 +107,7 @@ SITUATIONS = [
         "a model is sent only once",
         "fusefl",
         "shared",
-        f"{DIGITS} --clients 10 --alpha 0.3 --set lr=0.05",
+        f"{DIGITS} --clients 10 --alpha 0.3 --samples 60/36 --set lr=0.05",
         [
             Calls("fusefl ensemble separate fedavg", "--rounds 1 --set epochs=40"),
             Calls("fedavg", "--rounds 5 --set epochs=8", "5 rounds of 8 epochs"),
@@ -118,10 +118,10 @@ SITUATIONS = [
         "models differ",
         "fedktl",
         "own",
-        "--dataset digits --clients 10 --alpha 0.3 --samples 30/40 --set last=kept --set momentum=0 --set batch=10 "
-        "--model resnet8:width=8,stem=3x3@64+resnet10:width=8,stem=3x3@64+resnet8:width=16,stem=3x3@64 "
-        "--rounds 16 --set epochs=2 --set lr=0.1",
-        [Calls("fedktl separate feddistill fedproto fedgh lg_fedavg")],
+        "--dataset digits --clients 9 --alpha 0.3 --samples 30/40 --set last=kept --set momentum=0 --set batch=10 "
+        "--model mlp@64+resnet4:width=8,stem=3x3@64+resnet8:width=8,stem=3x3@64 "
+        "--rounds 15 --set epochs=2 --tune lr=0.01,0.1",
+        [Calls("fedktl separate feddistill fedproto lg_fedavg")],
     ),
 ]
 
@@ -131,12 +131,13 @@ def called(method: str) -> str:
     return (DOCS / "methods" / f"{method}.md").read_text("utf-8").partition("\n")[0].removeprefix("# ")
 
 
-def measured(situation: Situation, out: Path) -> dict[str, list[Run]]:
+def measured(situation: Situation, out: Path, workers: int | None = None) -> dict[str, list[Run]]:
     """Run what is missing of a situation's calls; by row, a run of each seed for which it did not fail."""
     found: dict[str, list[Run]] = {}
     for number, call in enumerate(situation.calls):
         folder = out / f"{situation.key}-{number + 1}"
         command = [sys.executable, "-m", "fewbytes", *situation.command(number, str(folder)), "--json"]
+        command += [] if workers is None else ["--workers", str(workers)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         for result in json.loads(done.stdout or "[]"):
             if "score" in result:
@@ -306,6 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("keys", nargs="*", metavar="NAME", help=f"of {', '.join(each.key for each in SITUATIONS)}")
     parser.add_argument("--tables", action="store_true", help="from the figures that are there")
+    parser.add_argument("--workers", type=int, help="processes of a run (default: one per core)")
     parser.add_argument("--out", type=Path, default=Path("runs/situations"), help="the folder of the comparisons")
     asked = parser.parse_args()
     if strangers := set(asked.keys) - {each.key for each in SITUATIONS}:
@@ -313,7 +315,7 @@ def main() -> None:
     found: Found = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
     for situation in () if asked.tables else SITUATIONS:
         if not asked.keys or situation.key in asked.keys:
-            found[situation.key] = measured(situation, asked.out)
+            found[situation.key] = measured(situation, asked.out, asked.workers)
             FIGURES.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     PAGE.write_text(page(found), "utf-8")
 
