@@ -136,25 +136,28 @@ def measured(situation: Situation, out: Path, workers: int | None = None) -> dic
     found: dict[str, list[Run]] = {}
     for number, call in enumerate(situation.calls):
         folder = out / f"{situation.key}-{number + 1}"
-        command = [sys.executable, "-m", "fewbytes", *situation.command(number, str(folder)), "--json"]
+        command = [sys.executable, "-m", "fewbytes", *situation.command(number, str(folder))]
         command += [] if workers is None else ["--workers", str(workers)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        for result in json.loads(done.stdout or "[]"):
-            if "score" in result:
-                lines = (folder / f"{result['method']}-seed-{result['seed']}" / "rounds.jsonl").read_text("utf-8")
-                rows = [json.loads(line) for line in lines.splitlines()]
-                run = of_one(result, rows) | {"paper": by_paper(result["score"]["kind"], rows)}
-                del run["rounds"]  # of figures, which this page has none of
-                found.setdefault(call.row(result["method"]), []).append(run)
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        for place in sorted(folder.glob("*-seed-*/result.json")):
+            result = json.loads(place.read_text("utf-8"))
+            lines = place.with_name("rounds.jsonl").read_text("utf-8").splitlines()
+            if result["status"] == "done":
+                found.setdefault(call.row(result["method"]), []).append(of_seed(result, list(map(json.loads, lines))))
     return found
 
 
-def by_paper(kind: str, rows: Sequence[dict[str, Any]]) -> float | None:
-    """The mean accuracy of the last scored rounds, of the kind that a method's paper reports; None: a column has it."""
-    if kind in ("personalised", "global"):
-        return None
+def of_seed(result: dict[str, Any], rows: list[dict[str, Any]]) -> Run:
+    """What came of one seed; `paper`: the mean of the last scored rounds by the kind of accuracy that the method's
+    paper reports, if it is another than those of the table's columns."""
+    run, kind = of_one(result, rows), result["score"]["kind"]
+    del run["rounds"]  # of figures, which this page has none of
     scored = [row["scores"]["accuracy"] for row in rows if row.get("scores", {}).get("accuracy")]
-    return round(fmean([each[kind] for each in scored if kind in each][-LAST:]), 5)
+    last = [each[kind] for each in scored if kind in each][-LAST:]
+    return run | {
+        "seed": result["seed"],
+        "paper": None if kind in ("personalised", "global") else round(fmean(last), 5),
+    }
 
 
 def points(runs: Sequence[Run], key: str) -> str:
@@ -191,14 +194,14 @@ def table(situation: Situation, found: dict[str, list[Run]]) -> list[str]:
     return lines
 
 
-def scores(situation: Situation, runs: Sequence[Run]) -> list[float]:
-    """Of each seed, by what the situation's rows are compared; of a method that has no such model, of the other."""
-    other = {"own": "shared", "shared": "own"}[situation.score]
-    return [run[situation.score] if run[situation.score] is not None else run[other] for run in runs]
+def column(situation: Situation, *rows: Sequence[Run]) -> str:
+    """What these rows are compared by: the situation's score, or the other one if a row has no such model."""
+    score, other = situation.score, {"own": "shared", "shared": "own"}[situation.score]
+    return score if all(run[score] is not None for runs in rows for run in runs) else other
 
 
 def mean(situation: Situation, runs: Sequence[Run]) -> float:
-    return fmean(scores(situation, runs))
+    return fmean(run[column(situation, runs)] for run in runs)
 
 
 def best(situation: Situation, found: dict[str, list[Run]]) -> str:
@@ -209,10 +212,13 @@ def best(situation: Situation, found: dict[str, list[Run]]) -> str:
 
 def against(situation: Situation, found: dict[str, list[Run]], row: str) -> str:
     """The system beside a row: the difference seed by seed, and with how many seeds it is ahead."""
-    pairs = zip(scores(situation, found[situation.system]), scores(situation, found[row]), strict=True)
-    differences = [100 * (ours - theirs) for ours, theirs in pairs]
+    ours, theirs = found[situation.system], found[row]
+    key = column(situation, ours, theirs)
+    other = {run["seed"]: run[key] for run in theirs}
+    differences = [100 * (run[key] - other[run["seed"]]) for run in ours if run["seed"] in other]
     ahead, n = sum(difference > 0 for difference in differences), len(differences)
-    text = f"{fmean(differences):+.1f} ± {stdev(differences):.1f} points"
+    whose = "" if key == situation.score else " by own models" if key == "own" else " by the global models"
+    text = f"{fmean(differences):+.1f} ± {stdev(differences):.1f} points{whose}"
     if ahead in (0, n):
         return f"{text}: {'ahead' if ahead else 'behind'} with every seed"
     return f"{text}: seeds differ ({ahead} of {n} ahead), too close to tell"
@@ -257,23 +263,23 @@ def summary(found: Found) -> list[str]:
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for situation in (each for each in SITUATIONS if each.key in found):
-        rows = found[situation.key]
+        rows, system = found[situation.key], f"[{called(situation.method)}]({link.format(situation.method)})"
         fedavg = next((row for row in rows if row.partition(",")[0] == FEDAVG), None)
         strongest = best(situation, rows)
-        lines.append(
-            "| {} | [{}]({}) | **{:.1%}** | {:.1%} | {} | {:.1%} ({}) | {} |".format(
-                situation.when,
-                called(situation.method),
-                link.format(situation.method),
-                mean(situation, rows[situation.system]),
-                mean(situation, rows[ALONE]),
-                "cannot run" if fedavg is None else f"{mean(situation, rows[fedavg]):.1%}",
-                mean(situation, rows[strongest]),
-                called(strongest.partition(",")[0]),
-                megabytes(rows[situation.system], both),
-            )
-        )
+        cells = [situation.when, system, f"**{accuracy(situation, rows[situation.system])}**"]
+        cells += [
+            accuracy(situation, rows[ALONE]),
+            "cannot run" if fedavg is None else accuracy(situation, rows[fedavg]),
+        ]
+        cells += [f"{accuracy(situation, rows[strongest])}, {called(strongest.partition(',')[0])}"]
+        lines.append(f"| {' | '.join([*cells, megabytes(rows[situation.system], both)])} |")
     return lines
+
+
+def accuracy(situation: Situation, runs: Sequence[Run]) -> str:
+    """The mean by what the situation's rows are compared by; it says where that is the other kind of model."""
+    other = "" if column(situation, runs) == situation.score else " (own models)"
+    return f"{mean(situation, runs):.1%}{other}"
 
 
 def marked(text: str, mark: str, lines: Sequence[str]) -> str:
