@@ -136,14 +136,14 @@ def called(method: str) -> str:
     return (DOCS / "methods" / f"{method}.md").read_text("utf-8").partition("\n")[0].removeprefix("# ")
 
 
-def measured(situation: Situation, out: Path, workers: int | None = None) -> dict[str, list[Run]]:
+def measured(situation: Situation, out: Path) -> dict[str, list[Run]]:
     """Run what is missing of a situation's calls; by row, a run of each seed for which it did not fail."""
     found: dict[str, list[Run]] = {}
     for number, call in enumerate(situation.calls):
         folder = out / f"{situation.key}-{number + 1}"
         command = [sys.executable, "-m", "fewbytes", *situation.command(number, str(folder))]
-        command += [] if workers is None else ["--workers", str(workers)]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+            sys.exit(f"{situation.key}: a run has failed (see above); no figures are written")
         for place in sorted(folder.glob("*-seed-*/result.json")):
             result = json.loads(place.read_text("utf-8"))
             lines = place.with_name("rounds.jsonl").read_text("utf-8").splitlines()
@@ -321,7 +321,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("keys", nargs="*", metavar="NAME", help=f"of {', '.join(each.key for each in SITUATIONS)}")
     parser.add_argument("--tables", action="store_true", help="from the figures that are there")
-    parser.add_argument("--workers", type=int, help="processes of a run (default: one per core)")
     parser.add_argument("--out", type=Path, default=Path("runs/situations"), help="the folder of the comparisons")
     asked = parser.parse_args()
     if strangers := set(asked.keys) - {each.key for each in SITUATIONS}:
@@ -329,7 +328,7 @@ def main() -> None:
     found: Found = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
     for situation in () if asked.tables else SITUATIONS:
         if not asked.keys or situation.key in asked.keys:
-            found[situation.key] = measured(situation, asked.out, asked.workers)
+            found[situation.key] = measured(situation, asked.out)
             FIGURES.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     PAGE.write_text(page(found), "utf-8")
 
