@@ -21,8 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 	@touch $@
 
 demo: .venv/core
-	$(BIN)/fewbytes compare fedavg fedpurin separate --dataset digits --clients 10 --alpha 0.3 --rounds 20 \
-		--set epochs=2 --set lr=0.1 --set batch=20 --set momentum=0.9
+	$(BIN)/fewbytes compare fedavg fedbn separate --dataset digits --clients 8 --alpha 0.5 --samples 40/80 \
+		--model resnet8:width=8,stem=3x3 --rounds 15 --set epochs=5 --set lr=0.05 --set batch=20 --set momentum=0.9
 
 # what every change must pass
 test: .venv/installed

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def found() -> dict:
 
 def script(name: str, folder: str = "scripts"):
     spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -58,6 +59,13 @@ def test_agreement_with_other_code():
     page = script("page", "benchmarks/peers")
     for path, text in page.pages(json.loads(page.FIGURES.read_text("utf-8"))).items():
         assert path.read_text("utf-8") == text
+
+
+def test_situations():
+    situations = script("situations", "benchmarks")
+    found = json.loads(situations.FIGURES.read_text("utf-8"))
+    assert found.keys() <= {each.key for each in situations.SITUATIONS}
+    assert situations.PAGE.read_text("utf-8") == situations.page(found)
 
 
 def test_an_interval_of_paired_differences():
