@@ -30,6 +30,7 @@ from decisions import LAST, SEEDS, Run, both, of_one
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES, PAGE = DOCS / "situations.json", DOCS / "situations.md"
+README = DOCS.parent / "README.md"
 ALONE, FEDAVG = "separate", "fedavg"
 Found = dict[str, dict[str, list[Run]]]
 """By situation and row, a run of each seed."""
@@ -307,14 +308,14 @@ def commands(situation: Situation) -> list[str]:
     return [*lines, "```"]
 
 
-def page(found: Found) -> str:
-    """docs/situations.md with the tables of these figures between its marks."""
+def pages(found: Found) -> dict[Path, str]:
+    """docs/situations.md with the tables of these figures between its marks, and README with the first of them."""
     text = marked(PAGE.read_text("utf-8"), "situations", summary(found))
-    for situation in SITUATIONS:
-        rows = found.get(situation.key)
-        lines = [*table(situation, rows), "", *verdict(situation, rows)] if rows else ["It has not been run here yet."]
-        text = marked(text, situation.key, [*lines, "", *commands(situation)])
-    return text
+    for situation in (each for each in SITUATIONS if each.key in found):
+        rows = found[situation.key]
+        lines = [*table(situation, rows), "", *verdict(situation, rows), "", *commands(situation)]
+        text = marked(text, situation.key, lines)
+    return {PAGE: text, README: marked(README.read_text("utf-8"), "situations", summary(found))}
 
 
 def main() -> None:
@@ -330,7 +331,8 @@ def main() -> None:
         if not asked.keys or situation.key in asked.keys:
             found[situation.key] = measured(situation, asked.out)
             FIGURES.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    PAGE.write_text(page(found), "utf-8")
+    for path, text in pages(found).items():
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs every method on one task and writes what came of it: README's table, and the one of "which method for what".
+"""Runs every method on one task and writes what came of it: the tables of "which method for what".
 
     python scripts/decisions.py           # two hours; writes docs/decisions.json and the tables
     python scripts/decisions.py NAME ...  # these methods alone, beside the figures that are there
@@ -28,7 +28,6 @@ from fewbytes.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "decisions.json"
-README = ["fedavg", "fedpurin", "fusefl", "genefl", "fedkgf", "fedktl", "separate"]
 SEEDS = (1, 2, 3)
 LAST = 5  # rounds, whose mean is taken
 TASK = ["--dataset", "digits", "--clients", "10", "--alpha", "1", "--rounds", "20"]
@@ -124,18 +123,15 @@ def marked(path: Path, lines: list[str]) -> str:
 
 
 def pages(found: dict[str, list[Run]]) -> dict[Path, str]:
-    """README with its table, and docs/which.md with its own: one for each kind of methods, by what clients send."""
+    """docs/which.md with its tables: one for each kind of methods, by what clients send."""
     lines: list[str] = []
     for kind, meaning in KINDS.items():
         names = [name for name in found if about(name, METHODS[name]).kind == kind]
         names.sort(key=lambda name: fmean(map(both, found[name])))
         lines += [f"### {kind[0].upper()}{kind[1:]}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
         lines += [*table(found, names, "methods/{}.md"), ""]
-    readme, which = ROOT / "README.md", ROOT / "docs" / "which.md"
-    return {
-        readme: marked(readme, table(found, README, "https://fewbytes.readthedocs.io/en/latest/methods/{}.html")),
-        which: marked(which, lines[:-1]),
-    }
+    which = ROOT / "docs" / "which.md"
+    return {which: marked(which, lines[:-1])}
 
 
 def main() -> None:

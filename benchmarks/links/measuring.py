@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
-import torch
 from task import accuracy
 
 HERE = Path(__file__).parent
@@ -86,17 +86,34 @@ Start = Callable[[Path, dict[str, str], Terms, Links], None]
 def measured(start: Start, own: dict[str, str], terms: Terms) -> Measured:
     """Run a system that keeps each round's model (`task.keep`); these are scored when it has ended."""
     links = Links(terms)
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        (place / "models").mkdir()
-        environment = os.environ | own | {
-            "LINKS_SITES": str(terms.sites), "LINKS_IMAGES": str(terms.images), "LINKS_OUT": str(place / "models"),
-            "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        }  # fmt: skip
+    with prepared(terms, own) as (place, environment):
         start(place, environment, terms, links)
         files = [place / "models" / f"{r}.pt" for r in range(terms.rounds + 1)]
         times = [file.stat().st_mtime for file in files]
         sent = [links.between(times[0], at) for at in times[1:]]
-        found = [accuracy(torch.load(file, weights_only=True)) for file in files[1:]]
+        found = [accuracy(file) for file in files[1:]]
     return Measured([at - times[0] for at in times[1:]], [up for up, _ in sent], [down for _, down in sent], found)
+
+
+def measured_alone(start: Callable[[Path, dict[str, str], Terms], None], terms: Terms) -> Measured:
+    """Training alone: when the last site had trained an epoch, and the mean accuracy of the sites' models."""
+    with prepared(terms, {}) as (place, environment):
+        begun = time.time()
+        start(place, environment, terms)
+        found = [[place / "models" / f"{s}-{r}.pt" for s in range(terms.sites)] for r in range(1, terms.rounds + 1)]
+        ends = [max(file.stat().st_mtime for file in files) - begun for files in found]
+        scores = [fmean(map(accuracy, files)) for files in found]
+    return Measured(ends, [0.0] * terms.rounds, [0.0] * terms.rounds, scores)
+
+
+@contextmanager
+def prepared(terms: Terms, own: dict[str, str]) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder for a system, and its environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "models").mkdir()
+        yield place, os.environ | own | {
+            "LINKS_SITES": str(terms.sites), "LINKS_IMAGES": str(terms.images), "LINKS_OUT": str(place / "models"),
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        }  # fmt: skip

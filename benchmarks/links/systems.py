@@ -26,6 +26,17 @@ HERE = Path(__file__).parent
 DAY = 86400
 
 
+def alone(place: Path, environment: dict[str, str], terms: Terms) -> None:
+    """Each site trains alone, all at the same time: what a round takes at least."""
+    words = [sys.executable, str(HERE / "task.py")]
+    sites = [
+        subprocess.Popen([*words, str(site), str(terms.rounds)], env=environment, cwd=place)
+        for site in range(terms.sites)
+    ]
+    if sum(site.wait() for site in sites):
+        raise RuntimeError("a site's training failed")
+
+
 def flower(place: Path, environment: dict[str, str], terms: Terms, links: Links) -> None:
     """`flwr run` of flower_app over a SuperLink with TLS and a SuperNode for each site."""
     keys, home, port = place / "certificates", place / "home", str(free_port("127.0.0.1"))
@@ -87,7 +98,7 @@ def deployed(terms: Terms) -> Measured:
     settings: dict[str, Any] = {
         "method": "fedavg", "dataset": "cifar10", "clients": terms.sites, "samples": f"{terms.images}/100",
         "partition": "iid", "model": "resnet18:stem=7x7", "rounds": terms.rounds, "save_models": False,
-        "engine": "flower-deployment", "uplink_bits": 0.5, "downlink_bits": 1.0,
+        "engine": "flower-deployment", "uplink_bits": 1.0, "downlink_bits": 1.0,
         "parameters": {"epochs": 1, "lr": 0.01, "batch": 32, "momentum": 0.9},
     }  # fmt: skip
     limit = Faults(terms.mbit * 1e6 / 8)

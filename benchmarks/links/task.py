@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -63,17 +64,29 @@ def train(state: Mapping[str, Any], site: int, round_number: int) -> dict[str, T
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
-def accuracy(state: Mapping[str, Any]) -> float:
-    """Of a model on the first test images."""
+def accuracy(file: Path) -> float:
+    """Of a kept model on the first test images."""
     net = Network().eval()
-    net.load_state_dict(state)
+    net.load_state_dict(torch.load(file, weights_only=True))
     x, y = images("test", 0, TEST)
     with torch.no_grad():
         return float((net(x).argmax(1) == y).float().mean())
 
 
-def keep(state: Mapping[str, Any], round_number: int) -> None:
-    """Keep a round's global model in the folder LINKS_OUT; its file's time is when the round ended."""
+def keep(state: Mapping[str, Any], name: int | str) -> None:
+    """Keep a model in the folder LINKS_OUT, the global one by its round; its file's time is when the round ended."""
     out = Path(os.environ["LINKS_OUT"])
-    torch.save({name: torch.as_tensor(value) for name, value in state.items()}, out / f"{round_number}.part")
-    (out / f"{round_number}.part").rename(out / f"{round_number}.pt")
+    torch.save({name: torch.as_tensor(value) for name, value in state.items()}, out / f"{name}.part")
+    (out / f"{name}.part").rename(out / f"{name}.pt")
+
+
+def alone(site: int, rounds: int) -> None:
+    """A site's training alone, as many epochs as there are rounds; keeps the model of each."""
+    state = first()
+    for round_number in range(1, rounds + 1):
+        state = train(state, site, round_number)
+        keep(state, f"{site}-{round_number}")
+
+
+if __name__ == "__main__":
+    alone(int(sys.argv[1]), int(sys.argv[2]))

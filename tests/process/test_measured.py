@@ -65,7 +65,8 @@ def test_situations():
     situations = script("situations", "benchmarks")
     found = json.loads(situations.FIGURES.read_text("utf-8"))
     assert found.keys() <= {each.key for each in situations.SITUATIONS}
-    assert situations.PAGE.read_text("utf-8") == situations.page(found)
+    for path, text in situations.pages(found).items():
+        assert path.read_text("utf-8") == text
 
 
 def test_an_interval_of_paired_differences():
@@ -78,3 +79,9 @@ def test_an_interval_of_paired_differences():
     assert page.same({"same": 2e-7, "same_scores": equal, "changed": False}) == "equal (2e-07), scores too"
     other = {"same": 0.3, "same_scores": equal | {"sent": [0.5, 0.48]}, "changed": True}
     assert page.same(other) == "**0.3 apart**, scores up to 2 points apart; a part changed"
+
+
+def test_links():
+    page = script("page", "benchmarks/links")
+    for path, text in page.pages(json.loads(page.FIGURES.read_text("utf-8"))).items():
+        assert path.read_text("utf-8") == text

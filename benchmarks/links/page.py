@@ -1,0 +1,132 @@
+"""The comparison's tables in the documents, from docs/links.json, and the picture of the first page.
+
+python benchmarks/links/page.py links.jsonl     # takes what compare.py measured into docs/links.json first
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FIGURES = ROOT / "docs" / "links.json"
+FLOWER, OURS = "Flower's FedAvg", "Flower's FedAvg, two lines changed"
+HEADS = (
+    "", "rounds", "accuracy", "MB up", "MB down", "MB both", f"times fewer bytes a round than {FLOWER}", "s a round",
+    "s to target", "MB to target",
+)  # fmt: skip
+HEAD = f"| {' | '.join(HEADS)} |\n| --- {'| ---: ' * (len(HEADS) - 1)}|"
+MARGIN = 0.005
+"""The target is Flower's last accuracy, less this."""
+RATE = 10.0
+"""Mbit/s of README's table and picture."""
+SHOWN = {FLOWER: "#8a8f98", "NVFlare's FedAvg, 8 bits": "#b0712f", OURS: "#1f6feb"}
+"""The systems there, and their colours."""
+NAMED = {OURS: "Flower's FedAvg with fewbytes: two lines changed"}
+
+
+def row(run: dict[str, Any], first: dict[str, Any]) -> str:
+    """A run as a row of Markdown, compared with the first one."""
+    rounds, there = len(run["seconds"]), reached(run, first)
+    moved = [run["up"][-1], run["down"][-1], total(run)]
+    fewer = total(first) / len(first["seconds"]) * rounds / moved[-1] if moved[-1] else None
+    cells = [
+        run["system"], str(rounds), f"{100 * run['accuracy'][-1]:.1f} %", *(f"{value:.4g}" for value in moved),
+        "" if fewer is None else f"{fewer:.3g}", f"{run['seconds'][-1] / rounds:.1f}",
+        "not reached" if there is None else f"{run['seconds'][there]:.0f} (round {there + 1})",
+        "" if there is None else f"{total(run, there):.4g}",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def total(run: dict[str, Any], there: int = -1) -> float:
+    """MB of both directions, until the end of a round."""
+    return float(run["up"][there] + run["down"][there])
+
+
+def reached(run: dict[str, Any], first: dict[str, Any]) -> int | None:
+    """The first round (from 0) whose model is as accurate as the first run's last, less the margin."""
+    target = first["accuracy"][-1] - MARGIN
+    return next((r for r, accuracy in enumerate(run["accuracy"]) if accuracy >= target), None)
+
+
+def pages(runs: list[dict[str, Any]]) -> dict[Path, str]:
+    """docs/links.md, README and the front page with their tables."""
+    tables = []
+    for mbit in sorted({run["mbit"] for run in runs}, reverse=True):
+        of = [run for run in runs if run["mbit"] == mbit]
+        first = next(run for run in of if run["system"] == FLOWER)
+        tables.append("\n".join([f"{mbit:g} Mbit/s each way:\n", HEAD, *(row(run, first) for run in of)]))
+    return {
+        path: re.sub(rf"(<!-- {mark} -->\n).*?(\n<!-- /{mark} -->)", rf"\g<1>{text}\g<2>", path.read_text(), flags=re.S)
+        for path, mark, text in [
+            (ROOT / "docs" / "links.md", "measured", "\n\n".join(tables)),
+            (ROOT / "README.md", "links", _short(runs)),
+            (ROOT / "docs" / "index.md", "links", _short(runs)),
+        ]
+    }
+
+
+def _short(runs: list[dict[str, Any]]) -> str:
+    """README's table."""
+    of = {run["system"]: run for run in runs if run["mbit"] == RATE}
+    first = of[FLOWER]
+    target = f"{100 * (first['accuracy'][-1] - MARGIN):.1f} %"
+    lines = [f"| to {target} accuracy | MB, both directions | minutes | rounds |", "| --- | ---: | ---: | ---: |"]
+    for system in SHOWN:
+        run, there, mark = of[system], reached(of[system], first), "**" if system == OURS else ""
+        cells = [NAMED.get(system, system), "not reached", "", ""]
+        if there is not None:
+            cells[1:] = [f"{total(run, there):,.0f}", f"{run['seconds'][there] / 60:.1f}", str(there + 1)]
+        lines.append("| " + " | ".join(f"{mark}{cell}{mark}" if cell else "" for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(runs: list[dict[str, Any]], dark: bool) -> None:
+    """Accuracy over minutes, a line a system, named at its end."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    ink = "#e6edf3" if dark else "#24292f"
+    inks = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
+    style: dict[Any, Any] = dict.fromkeys(inks, ink) | {
+        "svg.fonttype": "none", "svg.hashsalt": "fewbytes", "font.size": 10, "font.family": "sans-serif",
+        "axes.spines.top": False, "axes.spines.right": False,
+    }  # fmt: skip
+    of = {run["system"]: run for run in runs if run["mbit"] == RATE}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(7.6, 3.0), layout="constrained")
+        axes = figure.add_subplot()
+        for system, colour in SHOWN.items():
+            run = of[system]
+            minutes, percent = [t / 60 for t in run["seconds"]], [100 * value for value in run["accuracy"]]
+            axes.plot(minutes, percent, "o-", color=colour, linewidth=2, markersize=4)
+            label, at = f"{NAMED.get(system, system)}: {total(run):,.0f} MB", (minutes[-1], percent[-1])
+            axes.annotate(label, at, xytext=(6, -3), textcoords="offset points", color=colour)
+        axes.set_xlabel(f"minutes at {RATE:g} Mbit/s")
+        axes.set_ylabel("accuracy, %")
+        axes.set_ylim(0)
+        axes.set_xlim(0, 1.4 * max(of[system]["seconds"][-1] for system in SHOWN) / 60)
+        path = ROOT / "docs" / "pictures" / f"links-{'dark' if dark else 'light'}.svg"
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+
+
+def main() -> None:
+    """Take new figures in, and write all."""
+    found = {(run["mbit"], run["system"]): run for run in json.loads(FIGURES.read_text())} if FIGURES.exists() else {}
+    for line in Path(sys.argv[1]).read_text().splitlines():
+        run = json.loads(line)
+        found[run["mbit"], run["system"]] = run
+    runs = list(found.values())
+    FIGURES.write_text(json.dumps(runs, indent=1) + "\n")
+    for path, text in pages(runs).items():
+        path.write_text(text)
+    for dark in (False, True):
+        draw(runs, dark)
+
+
+if __name__ == "__main__":
+    main()
