@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "links.json"
 FLOWER, OURS = "Flower's FedAvg", "Flower's FedAvg, two lines changed"
 HEADS = (
-    "", "rounds", "accuracy", "MB up", "MB down", "MB both", f"times fewer bytes a round than {FLOWER}", "s a round",
+    "", "rounds", "accuracy", "MB up", "MB down", "MB both", f"a round: times fewer bytes than {FLOWER}", "s a round",
     "s to target", "MB to target",
 )  # fmt: skip
 HEAD = f"| {' | '.join(HEADS)} |\n| --- {'| ---: ' * (len(HEADS) - 1)}|"
@@ -71,8 +71,8 @@ def pages(runs: list[dict[str, Any]]) -> dict[Path, str]:
             (ROOT / "docs" / "index.md", "links", _short(runs)),
         ]
     }
-    claim = f"{fewer:.0f} times fewer bytes"
-    return {path: re.sub(r"\d+ times fewer bytes(?=\sthan Flower's)", claim, text) for path, text in texts.items()}
+    claim = rf"{fewer:.0f}\1"
+    return {path: re.sub(r"\d+( times fewer bytes than Flower's)", claim, text) for path, text in texts.items()}
 
 
 def _short(runs: list[dict[str, Any]]) -> str:

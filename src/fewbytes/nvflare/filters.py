@@ -141,7 +141,7 @@ class ModelDecoder(_ModelFilter):
 
     A message that cannot be decoded ends its task with an error, and the server sends that client the whole model next.
     `first`, on clients: the network that the job starts from, if the server's `ModelEncoder` has it as well: if it is
-    equal to the bit, it is not sent.
+    equal bit for bit, it is not sent.
     """
 
     def __init__(self, first: nn.Module | None = None) -> None:
