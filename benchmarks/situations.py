@@ -268,7 +268,7 @@ def summary(found: Found) -> list[str]:
     """A row for each situation: what README shows, too."""
     link = "https://fewbytes.readthedocs.io/en/latest/methods/{}.html"
     lines = [
-        "| if | take | its accuracy | training alone | FedAvg | best baseline | MB both |",
+        "| if | made for it | its accuracy | training alone | FedAvg | best baseline | MB both |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for situation in (each for each in SITUATIONS if each.key in found):

@@ -64,7 +64,7 @@ def test_agreement_with_other_code():
 def test_situations():
     situations = script("situations", "benchmarks")
     found = json.loads(situations.FIGURES.read_text("utf-8"))
-    assert found.keys() <= {each.key for each in situations.SITUATIONS}
+    assert found.keys() == {each.key for each in situations.SITUATIONS}
     for path, text in situations.pages(found).items():
         assert path.read_text("utf-8") == text
 
