@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import shlex
 from importlib.metadata import version
 from pathlib import Path
 
@@ -89,3 +90,12 @@ def test_a_container_and_a_service_run_as_no_root_with_flower(tmp_path):
     service.read_string(unit)
     assert service["Service"]["User"] == "fewbytes"
     assert service["Service"]["ReadWritePaths"] == service["Service"]["WorkingDirectory"] == "/opt/fewbytes/north"
+
+
+def test_printed_commands_hold_in_folders_with_spaces_and_quotes(tmp_path):
+    nodes = Nodes(places(make_experiment(SMALL), None), "127.0.0.1:9092")
+    deployment = Deployment(settled(make_experiment(SMALL), False), tmp_path / "my run's", nodes, False)
+    deployment.prepare()
+    printed = shlex.split(deployment.commands().partition("\n")[2])
+    homes = [word.partition("=")[2] for word in printed if word.startswith("FLWR_HOME=")]
+    assert homes == [str(deployment.folder / part) for part in ("flower-home", "homes/client-0", "homes/client-1")]

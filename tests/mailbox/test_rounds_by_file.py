@@ -125,6 +125,14 @@ def test_an_answer_that_is_cut_short_is_made_again(federation):
     assert_as_on_one_machine(federation, carried)
 
 
+def test_the_name_of_a_run_folder_may_have_spaces_and_any_letters(federation):
+    def nothing_refused():
+        assert not said(federation, "refused")
+
+    federation.after = nothing_refused
+    assert_as_on_one_machine(federation, federation.run(out="_Läufe's 1. (neu)"))
+
+
 def test_a_job_without_its_inbox_says_so(federation):
     with pytest.raises(UserError, match=r"there is no inbox .*not-mounted"):
         federation.work("north", federation.folder / "not-mounted")

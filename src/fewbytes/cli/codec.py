@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,7 +54,7 @@ def encode(
     if exact is not None and bits is None:
         raise UserError("--exact has no effect without --bits: add --bits, or leave --exact out")
     if _is_encoded(file):
-        raise UserError(f"{file} is encoded already: fewbytes decode {file}")
+        raise UserError(f"{file} is encoded already: fewbytes decode {quote(str(file))}")
     out = _unused(out or file.with_suffix(ENCODED))
     state = _safetensors(file)
     known = None if base is None else _state(base, max(LIMIT, 2 * _nbytes(state)))

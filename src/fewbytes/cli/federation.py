@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -43,7 +44,8 @@ def init(
     from fewbytes.federation.members import make
 
     make(folder, address, listen)
-    _say(f"{folder} is made. Next, for each site: fewbytes federation invite NAME > NAME.invitation")
+    where = "" if folder == HERE else f" --folder {quote(str(folder))}"
+    _say(f"{folder} is made. Next, for each site: fewbytes federation invite NAME{where} > NAME.invitation")
 
 
 @federation.command()
@@ -152,7 +154,8 @@ def init_node(
     from fewbytes.federation.texts import Invitation, fingerprint
 
     request = write_site(where := folder or Path(name), Invitation.read(invitation), name)
-    _say(f"{where} is made. Set client-data in {where}/node.toml, send the request, start: sh {where}/start.sh")
+    start = f"sh {quote(f'{where}/start.sh')}"
+    _say(f"{where} is made. Set client-data in {where}/node.toml, send the request, start: {start}")
     _say(f"the key's fingerprint, to compare by telephone: {fingerprint(request.key)}")
     print(request.line())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -110,7 +111,7 @@ def project_files(
 
     paths = new_project(name, folder)
     printed.print("wrote " + ", ".join(map(str, paths)), soft_wrap=True)
-    printed.print(f"it runs: cd {paths[0].parent}; fewbytes run -c config.toml", soft_wrap=True)
+    printed.print(f"it runs: cd {quote(str(paths[0].parent))}; fewbytes run -c config.toml", soft_wrap=True)
 
 
 def doctor() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import msgspec
@@ -144,7 +145,9 @@ class _Comparison:
         except KeyboardInterrupt:
             if jobs > 1:
                 command = self.bench.first.experiment.resuming("compare")
-                console.print(f"interrupted; resume with: fewbytes {command} --resume {folder}", soft_wrap=True)
+                console.print(
+                    f"interrupted; resume with: fewbytes {command} --resume {quote(str(folder))}", soft_wrap=True
+                )
             raise
 
     def _mine(self, name: str, seed: int = 0) -> bool:

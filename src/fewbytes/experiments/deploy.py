@@ -261,7 +261,7 @@ class Deployment:
 
     def commands(self) -> str:
         """The commands to run, and where."""
-        home = f"{self.folder}/flower-home"
+        home = shlex.quote(f"{self.folder}/flower-home")
         lines = ["on this machine:", f"  export {programs.HOME}={home} {ENVIRONMENT}"]
         lines.append(f"  {shlex.join(self.processes.superlink_command())}")
         for i, place in enumerate(self.nodes):
@@ -271,7 +271,8 @@ class Deployment:
             lines.append(f"  {shlex.join(register)}")
             if place.here:
                 command = self.processes.node_command(place.name, self._node_config(i), port=9094 + i)
-                lines.append(f"  {programs.HOME}={self.folder}/homes/{place.name} {shlex.join(command)}")
+                own = shlex.quote(f"{self.folder}/homes/{place.name}")
+                lines.append(f"  {programs.HOME}={own} {shlex.join(command)}")
         lines.append(f"  {shlex.join(cli.submit_command(self.folder / 'app'))}")
         return "\n".join([*lines, *self.elsewhere()])
 
@@ -309,7 +310,9 @@ class Deployment:
                 self._follow(number, watcher, note)
             except FewbytesError as error:
                 if (self.out / "config.toml").exists():
-                    raise type(error)(f"{error}; resume with: fewbytes deploy --resume {self.out}") from None
+                    raise type(error)(
+                        f"{error}; resume with: fewbytes deploy --resume {shlex.quote(str(self.out))}"
+                    ) from None
                 raise
 
     def _look(self, note: Callable[[str], None]) -> None:

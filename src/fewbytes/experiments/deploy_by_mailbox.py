@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fewbytes.base.address import host_and_port
@@ -51,6 +52,6 @@ def run_by_mailbox(
             serve_run(None, run, mail.names, exchange)
         except FewbytesError as error:
             if (out / "config.toml").exists():
-                raise type(error)(f"{error}; resume with: fewbytes deploy --resume {out}") from None
+                raise type(error)(f"{error}; resume with: fewbytes deploy --resume {quote(str(out))}") from None
             raise
     write_page(found.experiment, out, mail.names)

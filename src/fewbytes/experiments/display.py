@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -91,7 +92,7 @@ class Display(Watcher):
             self._show()
         self._progress.stop()
         if kind is KeyboardInterrupt:
-            again = f"resume with: fewbytes {self._command} --resume {self._folder}"
+            again = f"resume with: fewbytes {self._command} --resume {quote(str(self._folder))}"
             console.print(
                 f"interrupted; {again if self._command else 'give the command again to continue'}", soft_wrap=True
             )

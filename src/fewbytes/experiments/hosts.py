@@ -158,7 +158,7 @@ def write_scripts(
     folder: Path, name: str, command: list[str], about: str = RESIDENT_NODE, environment: str = ENVIRONMENT
 ) -> None:
     """Write the scripts that start a node by a command in its folder: by hand, as a service, and as a container."""
-    environment = f"{programs.HOME}=$PWD/flower-home {environment}"
+    environment = f'{programs.HOME}="$PWD/flower-home" {environment}'
     for part, text in (
         ("start.sh", START.format(name=name, about=about, environment=environment, command=shlex.join(command))),
         (f"fewbytes-{name}.service", UNIT.format(name=name)),

@@ -12,6 +12,7 @@ from fewbytes.experiments.settings import Experiment
 from fewbytes.federation.members import CERTIFICATES, FILE
 from fewbytes.flower.link import Exchange
 from fewbytes.flower.mailbox_link import ByMailbox, MailboxLink
+from fewbytes.flower.node import run_name
 from fewbytes.mailbox.server import Member, ServerMailbox
 
 FOLDER = "mailbox"  # in the deployment's folder: the series, and copies of open orders
@@ -37,9 +38,7 @@ class Mail:
         """How a run in the folder `out` exchanges messages. `poll`: seconds between looks for answers (default: by the
         kind of the place). Raises UserError for an unusable place, key or federation."""
         deployment = out / "deployment"
-        mailbox = ServerMailbox(
-            self.place, out.resolve().name, deployment / FOLDER, self.federation / CERTIFICATES, note
-        )
+        mailbox = ServerMailbox(self.place, run_name(out), deployment / FOLDER, self.federation / CERTIFICATES, note)
         members = _Members(Membership(self.federation, deployment, list(self.names)), self)
         by = ByMailbox(mailbox, members.now, experiment.run_config())
         usual = POLL_SECONDS if mailbox.box.is_local else STORE_SECONDS

@@ -56,6 +56,11 @@ def _check_room(folder: Path, most: int) -> None:
         )
 
 
+def run_name(folder: Path) -> str:
+    """The name that nodes know a run by: its folder's, with `-` for what is not in RUN_NAME."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("._-")[:128] or "run"
+
+
 class Order(msgspec.Struct, array_like=True):
     """A server's order to a client's node; its messages' frames are sent beside it."""
 

@@ -18,7 +18,7 @@ from fewbytes.engines.terms import Terms
 from fewbytes.engines.transport import Answer, Transport
 from fewbytes.flower.link import Link
 from fewbytes.flower.messages import decoded, read_content, seal_of, sealed, write_content
-from fewbytes.flower.node import DATA, DIFFERENT, Order, digest, in_common
+from fewbytes.flower.node import DATA, DIFFERENT, Order, digest, in_common, run_name
 from fewbytes.flower.nodes import Nodes
 from fewbytes.flower.private.errors import away
 from fewbytes.wire import Frame
@@ -47,7 +47,7 @@ class GridTransport(Transport):
         self.declines = Counter[Id]()
         """How often each client's site declined since the client last sent a reply."""
         self._terms, self._link, self._nodes, self._nonce = terms, link, nodes, nonce
-        self._run, self._frames = terms.folder.resolve().name, link.exchange.frame_folder
+        self._run, self._frames = run_name(terms.folder), link.exchange.frame_folder
         self._agreed: dict[Any, bytes] = {}
         self._sent: dict[int, _Sent] = {}  # by the number of its job
 
