@@ -1,6 +1,6 @@
 """One model over slow links: bytes, accuracy and time of Flower's FedAvg, NVFlare's with 4 bits, and ours.
 
-    FEWBYTES_DATA=… python benchmarks/links/compare.py --mbit 10 --rounds 6 --out links.jsonl
+    FEWBYTES_DATA=… python benchmarks/links/compare.py --mbit 10 --rounds 8 --out links.jsonl
     FEWBYTES_DATA=… python benchmarks/links/compare.py --mbit 1 --rounds 2 --out links.jsonl
     python benchmarks/links/page.py links.jsonl     # writes the tables of docs/links.md and README, and the pictures
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fewbytes.base.errors import UserError
 from fewbytes.codec import DecodeError, Decoder, Stream, decode
+from fewbytes.codec.states import first_state
 from fewbytes.wire import Parsed
 
 FRAMES = Path(__file__).parent / "frames"
@@ -144,6 +145,19 @@ def test_counters_of_batches_that_were_averaged_do_not_make_a_message_whole():
     assert held["norm.num_batches_tracked"].equal(torch.tensor(6))
     assert len(stream.message("a")) < 0.5 * len(whole)
     assert equal(decoder.decode(stream.message("a")), held)
+
+
+def test_a_seed_that_makes_first_weights_leaves_the_random_numbers_of_training():
+    def first():
+        torch.manual_seed(0)
+        return {"w": torch.randn(4)}
+
+    torch.manual_seed(7)
+    alone = torch.rand(3)
+    torch.manual_seed(7)
+    made = first_state(first)
+    assert torch.equal(torch.rand(3), alone)
+    assert torch.equal(made["w"], first()["w"])
 
 
 def test_first_weights_may_change_afterwards():

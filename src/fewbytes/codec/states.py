@@ -85,8 +85,9 @@ def copied(packed: Packable) -> Packable:
 
 
 def first_state(first: FirstState) -> AnyState | None:
-    """The first weights, made if need be."""
-    return first() if callable(first) else first
+    """The first weights, made if need be: a seed that makes them leaves torch's numbers on the CPU as they were."""
+    with torch.random.fork_rng(devices=[]):
+        return first() if callable(first) else first
 
 
 def layout_of(packed: Packable) -> Layout:
