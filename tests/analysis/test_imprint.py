@@ -102,5 +102,5 @@ def test_what_it_is_not_for_is_said(run, tmp_path):
     assert isinstance(attack_of({"imprint": True, "clients": 3}), Imprinting)
     with pytest.raises(fb.UserError, match="one attack"):
         attack_of({"imprint": True, "poison": "scale"})
-    with pytest.raises(fb.UserError, match="no setting of imprinted first layer"):
+    with pytest.raises(fb.UserError, match="not a setting of imprinted first layer"):
         attack_of({"imprint": True, "noise": 0.1})

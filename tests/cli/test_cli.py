@@ -165,7 +165,7 @@ def test_compare_all_goes_on_without_those_that_cannot(tmp_path, monkeypatch, ca
     assert [results[name]["parameters"]["epochs"] for name in ("fedavg", "ensemble")] == [2, 4]
     assert {results[name]["parameters"]["lr"] for name in ("fedavg", "ensemble", "separate")} == {0.05}
     assert {results[name]["model"] for name in ("fedavg", "separate")} == {"mlp"}
-    assert any("take" in r["recommended"].get("personalised", "") for r in results.values())
+    assert any("use" in r["recommended"].get("personalised", "") for r in results.values())
     run = only_run(tmp_path)
     partitions = {path.read_text() for path in run.glob("*/partition.json")}
     assert len(partitions) == 1  # the same clients, with the same samples

@@ -268,11 +268,11 @@ def legacy() -> bytes:
 
 OTHER: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "pickle"),
-    "text": (b"G_ema: none\n", "no pickle"),
-    "torch.save": (zipped(), "no pickle"),
+    "text": (b"G_ema: none\n", "not a pickle"),
+    "torch.save": (zipped(), "not a pickle"),
     "torch.save of old": (legacy(), "G_ema"),
-    "safetensors": (safetensors.torch.save({"G_ema": STORED}), "no pickle"),
-    "protocol 0": (pickle.dumps({"G_ema": None}, 0), "no pickle"),
+    "safetensors": (safetensors.torch.save({"G_ema": STORED}), "not a pickle"),
+    "protocol 0": (pickle.dumps({"G_ema": None}, 0), "not a pickle"),
     "a list": (pickle.dumps([1]), "G_ema"),
     "no G_ema": (pickle.dumps({"G": 1}), "G_ema"),
     "no network": (pickle.dumps({"G_ema": torch.zeros(3)}), "G_ema"),

@@ -135,7 +135,7 @@ def test_a_file_that_is_no_weights_is_told_in_one_line(tmp_path):
     for name, words in (
         ("none.pt", "there is no weights file"),
         ("code.pt", "weights_only=True"),
-        ("torn.safetensors", "no safetensors file"),
+        ("torn.safetensors", "not a safetensors file"),
         ("list.pt", "hold no tensors by name"),
         ("other.safetensors", "no entry of the weights"),
     ):

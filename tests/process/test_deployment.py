@@ -182,7 +182,7 @@ def test_node_keys_are_p384_and_kept(tmp_path):
     assert (tmp_path / "hospital-a").read_bytes() == before
     assert serialization.load_ssh_public_key((tmp_path / "hospital-a.pub").read_bytes()) == public
     for bad in ("", "-a", "../a", "a b", "a" * 65, "a/b", "a\n", "a.pub"):
-        with pytest.raises(UserError, match="no name"):
+        with pytest.raises(UserError, match="not a name"):
             write_node_key(tmp_path, bad)
 
 
