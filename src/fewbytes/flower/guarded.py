@@ -3,7 +3,8 @@
 `python -m fewbytes.flower.guarded superlink TOKEN LOCAL …` is `flower-superlink …` that serves other machines only what
 nodes need. It accepts long requests from registered nodes only, and commands only with the content of the file TOKEN;
 programs of its machine reach it at the address LOCAL. It answers questions of `fewbytes check` to registered nodes.
-`… guarded flower-superexec …`, which it starts, becomes the server of the run that is submitted.
+`… guarded flower-superexec …`, which it starts, becomes the server of the run that is submitted; after `LOCAL many`,
+Flower's own starts a server for each run.
 `… guarded supernode …` is `flower-supernode …` that runs only the application installed with this package, whatever
 its SuperLink sends. Flower's own check (`--trusted-entities`) accepts only signatures of Flower's hub, over a network.
 """
@@ -87,6 +88,8 @@ def main() -> None:
         from fewbytes.flower.private import requests, superlink
 
         secret, local = Path(sys.argv.pop(1)), sys.argv.pop(1)
+        many = sys.argv[1:2] == ["many"]
+        del sys.argv[1 : 1 + many]
         token = secret.read_bytes()
         superlink.run_superlink(
             secret,
@@ -95,6 +98,7 @@ def main() -> None:
                 Gate(LongPolling(app, requests), requests.FLEET, superlink.is_node), superlink.standing
             ),
             lambda given: knows(token, given),
+            many,
         )
     elif program == LAUNCHER:
         from fewbytes.flower.private.launcher import run_launcher

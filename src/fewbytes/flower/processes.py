@@ -55,7 +55,8 @@ class Ended(NamedTuple):
 class Processes:
     """Flower's processes over one folder and one address; leaving the context ends all it started, the logs stay.
 
-    `any_app`: whether SuperNodes run whatever application is submitted, not only the one installed with this package.
+    `any_app`: whether SuperNodes run whatever applications are submitted, one after another, not only the one installed
+    with this package, once.
     `resident`: nodes are ours (`fewbytes.flower.resident`), not Flower's SuperNodes; they run no other application.
     `lasting`: whether the registered nodes outlive a restart; then what passes through lies in a file, not in memory.
     `certificates`: their folder, if it is not the one below.
@@ -133,7 +134,7 @@ class Processes:
         """The SuperLink's command line."""
         folder = self.folder
         database = folder / files.DATABASE if self._lasting else None
-        local = programs.Local(self._token, self.local_address, self._local_ca)
+        local = programs.Local(self._token, self.local_address, self._local_ca, many=self._any_app)
         return programs.superlink_command(self._host, self._port, self.certificates, database, local)
 
     def node_command(

@@ -25,7 +25,7 @@ HOME = "FLWR_HOME"
 """The variable that names the folder of a process's own files."""
 LOGGER = "flwr"
 COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
-LAUNCHER = "flower-superexec"  # which the SuperLink starts, and which becomes SERVER
+LAUNCHER = "flower-superexec"  # which the SuperLink starts, and which starts or becomes SERVER
 SERVER = "flwr-serverapp"
 """The name of the process that runs a run's server."""
 GUARDED = ("-m", "fewbytes.flower.guarded")
@@ -34,11 +34,13 @@ GUARDED = ("-m", "fewbytes.flower.guarded")
 
 class Local(NamedTuple):
     """How programs of the SuperLink's machine use it: the file of the token that commands need, its address there
-    (host:port), and the certificate that proves it there."""
+    (host:port), and the certificate that proves it there. `many`: whether several runs may come, one after another;
+    else the launcher becomes the server of the first."""
 
     token: Path
     address: str
     ca: Path
+    many: bool = False
 
 
 def superlink_command(host: str, port: int, certificates: Path, database: Path | None, local: Local) -> list[str]:
@@ -47,7 +49,7 @@ def superlink_command(host: str, port: int, certificates: Path, database: Path |
     `database`: where it keeps its nodes and what passes through it (None: in memory, which takes a fifth of the time).
     """
     return [
-        sys.executable, *GUARDED, "superlink", str(local.token), local.address,
+        sys.executable, *GUARDED, "superlink", str(local.token), local.address, *(["many"] if local.many else []),
         "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", str(local.ca), "--ssl-certfile", f"{certificates}/server.pem",
         "--ssl-keyfile", f"{certificates}/server.key", *([] if database is None else ["--database", str(database)]),

@@ -29,7 +29,7 @@ START_SECONDS = 180
 
 
 def run_superlink(
-    secret: Path, local: str, gate: Callable[..., Any], knows: Callable[[str | bytes | None], bool]
+    secret: Path, local: str, gate: Callable[..., Any], knows: Callable[[str | bytes | None], bool], many: bool = False
 ) -> None:
     """`flower-superlink`, its ASGI application within `gate(app)`; it obeys commands that come with a token `knows`
     knows.
@@ -60,7 +60,8 @@ def run_superlink(
         return serve
 
     def with_secret(**options: Any) -> list[str]:
-        command = [sys.executable, *GUARDED, *starting(**{**options, "runtime_address": local})]
+        launcher = starting(**{**options, "runtime_address": local})
+        command = launcher if many else [sys.executable, *GUARDED, *launcher]
         return [*command, "--superexec-auth-secret-file", str(secret)]
 
     starting = replaced("flwr.superlink.cli.flower_superlink", "_get_superexec_command", with_secret)
