@@ -81,7 +81,7 @@ def evaluated(tmp_path_factory):
     """A run, and its evaluation here and by files: north has few of one sex, and west tells less."""
     root = tmp_path_factory.mktemp("evaluated")
     frames = {name: patients(n, n / 40 - 5, n) for name, n in zip(NAMES, (300, 240, 120), strict=True)}
-    frames["north"].loc[frames["north"].index[::12], "sex"] = "x"  # too few to be told in the test samples
+    frames["north"].loc[frames["north"].index[::12], "sex"] = "x"  # too few to be reported in the test samples
     federation = members(root, frames, {"north": "figures", "south": "figures", "west": "sizes"})
     patients(100, 0, 30).to_csv(root / "server.csv", index=False)
     settings = {"method": "fedavg", "partition": "local", "target": "ill", "leave_out": "sex", "rounds": 2}
@@ -113,14 +113,14 @@ def test_an_evaluation_by_files_has_the_figures_of_one_machine(evaluated):
     assert "By site" in (run / "report.html").read_text()
 
 
-def test_subgroups_are_told_by_sites_that_tell_figures_and_never_of_few_samples(evaluated):
+def test_subgroups_are_reported_by_sites_that_tell_figures_and_never_of_few_samples(evaluated):
     here, found, run = evaluated
     of = {(g["models"], g["group"], g["site"]): g for g in here["groups"]}
-    told = {(g["group"], g["site"]) for g in found["groups"]}
+    reported = {(g["group"], g["site"]) for g in found["groups"]}
     assert found["by"] == "sex"
     assert of["shared model", "x", "north"]["samples"] < 10
-    assert told == {("f", "south"), ("m", "south"), *(t for t in told if t[1] == "north")}
-    assert len(told) == 3  # north's smaller group is hidden, too: with it, that of x would follow from all samples
+    assert reported == {("f", "south"), ("m", "south"), *(t for t in reported if t[1] == "north")}
+    assert len(reported) == 3  # north's smaller group is hidden, too: with it, that of x would follow from all samples
     assert all(g == of[g["models"], g["group"], g["site"]] for g in found["groups"])
     page = (run / "evaluation.html").read_text()
     assert "f at south" in page

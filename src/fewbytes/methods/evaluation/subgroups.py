@@ -52,7 +52,7 @@ def subgroups_at(site: Site, found: Predictions, asked: str) -> tuple[list[Subgr
     if not by.shared(values):
         return [], "numbers"
     order, names = groups_of(values, by.limits)
-    shown = [name for name in order if name in told(Counter(names), terms.min_count)]
+    shown = [name for name in order if name in large_enough(Counter(names), terms.min_count)]
     groups, metric = [], site.problem.objective.metrics[0]
     for group in shown:
         part = found.rows(torch.tensor([i for i, name in enumerate(names) if name == group]).long())
@@ -60,13 +60,15 @@ def subgroups_at(site: Site, found: Predictions, asked: str) -> tuple[list[Subgr
     return groups, "" if groups else "few"
 
 
-def told(counts: Mapping[str, int], least: int) -> set[str]:
+def large_enough(counts: Mapping[str, int], least: int) -> set[str]:
     """The groups of at least `least` samples, without the smallest of them if fewer than `least` samples are in none of
     the others: these would follow from the figures of all samples.
 
-    >>> from fewbytes.methods.evaluation.subgroups import told
-    >>> sorted(told({"f": 40, "m": 30, "missing": 3}, 10)), sorted(told({"f": 40, "m": 30, "x": 6, "y": 5}, 10))
-    (['f'], ['f', 'm'])
+    >>> from fewbytes.methods.evaluation.subgroups import large_enough
+    >>> sorted(large_enough({"f": 40, "m": 30, "missing": 3}, 10))
+    ['f']
+    >>> sorted(large_enough({"f": 40, "m": 30, "x": 6, "y": 5}, 10))
+    ['f', 'm']
     """
     hidden, shown = 0, set[str]()
     for name, count in sorted(counts.items(), key=lambda each: each[1]):
