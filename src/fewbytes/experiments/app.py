@@ -18,7 +18,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from fewbytes.base.units import moved
 from fewbytes.core.policy import Policy
 from fewbytes.core.site_policy import SitePolicy
 from fewbytes.experiments.groups import GROUPS
-from fewbytes.experiments.membership import named_in
+from fewbytes.experiments.membership import Membership, named_in
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.experiments.surveying import terms_of_node
 from fewbytes.experiments.tasks import Found, find
-from fewbytes.flower.application import EVENTS, VACANT
+from fewbytes.flower.application import EVENTS
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app, node_folder
 from fewbytes.flower.link import Exchange
 from fewbytes.methods import short_name
@@ -47,9 +47,10 @@ NODES = frozenset({"method", "parameters", "fraction", "rounds", "dp"}).union(
     *ROUNDING.values(), *(GROUPS[name].declared() for name in ("data", "partition", "learning", "model"))
 )
 """The settings that a node reads from the server."""
-MAIL = ("mailbox", "by_mailbox", "federation")
-"""The settings of a run in which files reach some members."""
-SERVERS = frozenset({"out", "resume", "from_round", "names", *MAIL, *Settings.declared(), *Policy.declared()}) - NODES
+MEMBERS = ("federation", "mailbox", "by_mailbox")
+"""The settings of a federation's run: its folder, and how files reach some members."""
+OWN = ("out", "resume", "from_round", "names", *MEMBERS)
+SERVERS = frozenset({*OWN, *Settings.declared(), *Policy.declared()}) - NODES
 """The server's own settings, which a node ignores; it refuses those of simulations."""
 SIMULATED = frozenset({"speeds", "links", "ray_address"})
 
@@ -115,7 +116,7 @@ def serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) 
 
 def with_names(found: Found, names: str) -> Found:
     """The task with the sites' names, unless its nodes only have numbers or the names of its data."""
-    called = tuple(name.removeprefix(VACANT) for name in names.split(",")) if names else ()
+    called = tuple(names.split(",")) if names else ()
     if not called or found.task.data.names or all(re.fullmatch(r"client-\d+", name) for name in called):
         return found
     data = dataclasses.replace(found.task.data, names=called)
@@ -129,7 +130,7 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
     settings = read_run_config(run_config)
     out, resume, names = (settings.pop(key, empty) for key, empty in (("out", ""), ("resume", False), ("names", "")))
     from_round = settings.pop("from_round", None)
-    by_file = {key: settings.pop(key) for key in MAIL if key in settings}
+    members = {key: str(settings.pop(key)) for key in MEMBERS if key in settings}
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = (
         Path(out) if out else default_folder() / "runs" / f"{stamp}-{short_name(str(settings.get('method', 'run')))}"
@@ -140,9 +141,9 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         try:
             found = with_names(find(make_experiment(settings), here=()), names)
             listed = names.split(",") if names else []
-            exchange = _exchange(by_file, listed, found.experiment, folder, events) if by_file else None
+            exchange = _exchange(members, listed, found.experiment, folder, events) if members else None
             serve(found.run(folder, resume, events, from_round), listed, exchange)
-            page = write_page(found.experiment, folder, [name.removeprefix(VACANT) for name in listed])
+            page = write_page(found.experiment, folder, listed)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 events.write("interrupted")
@@ -154,14 +155,15 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
 
 
 def _exchange(
-    by_file: Mapping[str, Any], names: Sequence[str], experiment: Experiment, out: Path, events: _EventLog
+    members: Mapping[str, str], names: list[str], experiment: Experiment, out: Path, events: _EventLog
 ) -> Exchange:
-    """How a run exchanges messages if files reach some of its members."""
+    """How a run exchanges messages with members of a federation; files may reach some of them."""
+    folder = Path(members["federation"])
+    if "mailbox" not in members:
+        return Exchange(vacant=Membership(folder, out / "deployment", names).vacant)
     from fewbytes.experiments.mailbox import Mail
 
-    places = [name.removeprefix(VACANT) for name in names]
-    some = frozenset(named_in(str(by_file.get("by_mailbox", ""))))
-    mail = Mail(str(by_file["mailbox"]), Path(str(by_file["federation"])), places, some)
+    mail = Mail(members["mailbox"], folder, names, frozenset(named_in(members["by_mailbox"])))
     return mail.exchange(experiment, out, events.note)
 
 

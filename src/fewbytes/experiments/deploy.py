@@ -24,7 +24,7 @@ from fewbytes.base.processes import is_alive
 from fewbytes.experiments.hosts import ENVIRONMENT, Settled, write_host
 from fewbytes.experiments.membership import Membership, named_in
 from fewbytes.federation.members import CERTIFICATES
-from fewbytes.flower.application import EVENTS, VACANT, application_files
+from fewbytes.flower.application import EVENTS, application_files
 from fewbytes.flower.certificates import expiry_note, write_certificates, write_node_key
 from fewbytes.flower.children import send
 from fewbytes.flower.private import cli, files, programs
@@ -433,15 +433,13 @@ class Deployment:
     def _write_app(self) -> None:
         app = self.folder / "app"
         app.mkdir(exist_ok=True)
-        of = self._members
-        names = ",".join(
-            place.name if of is None or of.has(place.name) else VACANT + place.name for place in self.nodes
-        )
+        names = ",".join(place.name for place in self.nodes)
         config = self._settled.run_config | {"out": str(self.out), "resume": self.resume, "names": names}
         config |= {} if self.from_round is None else {"from_round": self.from_round}
+        if self._how.federation is not None:
+            config["federation"] = str(self._how.federation)
         if self._how.mailbox is not None:
             config |= {"mailbox": self._how.mailbox, "by_mailbox": self._how.by_mailbox or ""}
-            config["federation"] = str(self._how.federation)
         for name, text in application_files(config).items():
             with replacing(app / name) as file:
                 file.write(text.encode())

@@ -39,10 +39,11 @@ class Mail:
         kind of the place). Raises UserError for an unusable place, key or federation."""
         deployment = out / "deployment"
         mailbox = ServerMailbox(self.place, run_name(out), deployment / FOLDER, self.federation / CERTIFICATES, note)
-        members = _Members(Membership(self.federation, deployment, list(self.names)), self)
+        membership = Membership(self.federation, deployment, list(self.names))
+        members = _Members(membership, self)
         by = ByMailbox(mailbox, members.now, experiment.run_config())
         usual = POLL_SECONDS if mailbox.box.is_local else STORE_SECONDS
-        return Exchange(poll=poll or usual, link=partial(MailboxLink, by))
+        return Exchange(poll=poll or usual, link=partial(MailboxLink, by), vacant=membership.vacant)
 
 
 class _Members:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from fewbytes.base.errors import FewbytesError, UserError, listed, suggestion
@@ -41,6 +41,7 @@ class Membership:
         self._keys: dict[str, str] = {}  # by place
         self._registered: dict[str, str] = {}  # the same, as of the last look
         self._others: set[str] = set()  # members that are not part of the run, as reported
+        self._looked, self._vacant = 0, set[str]()
 
     def sync(self, processes: Processes) -> list[str]:
         """Have the SuperLink accept exactly the members' keys, if the federation has changed; returns notes about it.
@@ -72,9 +73,14 @@ class Membership:
         self._seen, self._registered = now, self._keys
         return notes
 
-    def has(self, place: str) -> bool:
-        """Whether a member has that place, as of `write_keys`."""
-        return place in self._keys
+    def vacant(self) -> Set[str]:
+        """The places that no member has now: of newcomers that have not joined yet, and of removed members. Raises
+        UserError for an unreadable federation."""
+        if (now := (self.folder / FILE).stat().st_mtime_ns) != self._looked:
+            federation = read(self.folder)
+            there, whose = {member.name for member in federation.members}, self._assigned(federation)
+            self._looked, self._vacant = now, {name for name in self._names if whose.get(name) not in there}
+        return self._vacant
 
     def write_keys(self) -> tuple[dict[str, str], dict[str, str]]:
         """Write keys/<place>.pub in the deployment's folder; returns each place's member, and members' keys. Raises

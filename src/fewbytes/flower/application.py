@@ -19,8 +19,6 @@ APPLICATION = "fewbytes/fewbytes-run 1.0.0"
 """Its publisher, name and version."""
 EVENTS = "deployment/events.jsonl"
 """The file in a run folder to which the server writes events for `fewbytes deploy`, if that made the folder."""
-VACANT = "~"
-"""How a name begins that no node has when the run starts or is resumed: that client is not waited for."""
 MANIFEST = ".info/CONTENT"
 """The list of its files that Flower adds to an application's bundle."""
 BUNDLE_BYTES, UNPACKED_BYTES = 1 << 18, 1 << 20  # of a bundle, and of all in it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
@@ -22,7 +22,8 @@ class Exchange:
 
     `poll`: seconds between polls for replies. `ahead`: clients asked at a time (default: all). `frame_folder`: where
     processes of one host exchange frames. `stop`: ends the run as Ctrl-C does. `link`: opens another kind of link, with
-    the arguments of `Link`.
+    the arguments of `Link`. `vacant`: called for the names that no node may have now, as of members that have not
+    joined yet or were removed.
     """
 
     poll: float = 0.1
@@ -30,6 +31,7 @@ class Exchange:
     frame_folder: FrameFolder | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     link: Callable[[Grid | None, Exchange, float], Link] | None = None
+    vacant: Callable[[], Collection[str]] = tuple
 
 
 class Link:

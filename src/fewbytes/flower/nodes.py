@@ -9,7 +9,6 @@ from flwr.app import Message, RecordDict
 
 from fewbytes.base.errors import FrameError, UserError, cleaned
 from fewbytes.core.problem import Id, Problem
-from fewbytes.flower.application import VACANT
 from fewbytes.flower.link import Link
 from fewbytes.flower.messages import decoded, read_content
 
@@ -19,14 +18,15 @@ STRANGER_SECONDS = 30.0  # before a node that was left out is asked again
 
 
 class Nodes:
-    """The nodes of a grid by client: identified by their registered `names` (after VACANT, if nobody has one yet), in
-    the order of the clients, or without names by the clients that nodes report."""
+    """The nodes of a grid by client: identified by their registered `names`, in the order of the clients, or without
+    names by the clients that nodes report."""
 
     def __init__(self, link: Link, problem: Problem, names: Sequence[str], connect_timeout: float) -> None:
         if names and len(names) != len(problem.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(problem.clients)} clients")
-        self.names = [name.removeprefix(VACANT) for name in names]
-        self.vacant = {client for client, name in enumerate(names) if name.startswith(VACANT)}
+        self.names = list(names)
+        self.vacant: set[Id] = set()
+        """Clients that have no node now, such as removed members."""
         self.of: dict[Id, int] = {}
         """The node of each client that can be reached."""
         self._link, self._problem, self._connect_timeout = link, problem, connect_timeout
@@ -70,7 +70,9 @@ class Nodes:
                 self._link.wait()
         for node in ids.values():
             self._leave_out(node, "does not answer")
-        self.of = nodes
+        vacant = self._link.exchange.vacant()
+        self.vacant = {client for client, name in enumerate(self.names) if name in vacant}
+        self.of = {client: node for client, node in nodes.items() if client not in self.vacant}
 
     def _leave_out(self, node: int, why: str) -> None:
         self._strangers[node] = time.monotonic() + STRANGER_SECONDS

@@ -42,7 +42,7 @@ class GridSites(Sites):
         self._link, self._nodes, self._transport, self._dispatcher = link, nodes, transport, dispatcher
         self._roster, self._unable, self._watcher = dispatcher.roster, dispatcher.roster.unable, watcher
         self._firsts, self._agreed = Firsts(self._problem), set[Id]()
-        self._declined = set[Id]()  # clients that are not asked, as their sites have declined
+        self._declined = set[Id]()  # clients that are not asked, as their sites have declined or were removed
         nodes.on_stranger = watcher.note
         dispatcher.on_awaited = lambda clients: watcher.awaited([nodes.called(i) for i in clients])
 
@@ -65,19 +65,23 @@ class GridSites(Sites):
 
     def arrivals(self, due: Sequence[Id]) -> tuple[list[Id], list[LeftOut]]:
         """The due clients whose nodes are connected and can take part; waits for them if no other client is left."""
+        self._nodes.refresh()
         self._without_declined()
+        there = [i for i in due if i in self._nodes.of]
         if due and not self._roster.clients:
             there = self._connected(set(due))
-        else:
-            self._nodes.refresh()
-            there = [i for i in due if i in self._nodes.of]
         able = self._agree(there)
-        return able, [self._absence(i) for i in due if i not in able]
+        return able, [self._absence(i) for i in due if i not in able and i not in self._nodes.vacant]
 
     def _without_declined(self) -> None:
-        """Ask no more the clients whose sites have declined, until they agree again; one that then declines again,
-        without an answer between, only takes part after a resumption. Raises TooFewReplies if too few are left."""
-        not_asked, present = self._roster.not_asked, self._roster.clients
+        """Ask no more the clients whose sites have declined or were removed, until they agree again; one that then
+        declines again, without an answer between, only takes part after a resumption. Raises TooFewReplies if too few
+        are left of those that were not removed."""
+        not_asked, present, vacant = self._roster.not_asked, self._roster.clients, self._nodes.vacant
+        for client in vacant.intersection(present) - self._declined:
+            self._declined.add(client)
+            self._agreed.discard(client)
+            not_asked[client] = self._with_name(client, "it is no longer a member")
         for client, why in self._transport.declined.items():
             self._declined.add(client)
             self._agreed.discard(client)
@@ -155,8 +159,8 @@ class GridSites(Sites):
         return there
 
     def _needed(self, wanted: set[Id]) -> int:
-        """How many of the wanted clients must take part."""
-        return math.ceil(self._policy.min_replies * len(wanted))
+        """How many of the wanted clients must take part; removed members do not count."""
+        return math.ceil(self._policy.min_replies * len(wanted - self._nodes.vacant))
 
     def _agree(self, clients: Sequence[Id]) -> list[Id]:
         """Ask each node once for what the server must know: sample counts, unless the data are here, and whether models
