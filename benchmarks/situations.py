@@ -268,20 +268,20 @@ def summary(found: Found) -> list[str]:
     """A row for each situation: what README shows, too."""
     link = "https://fewbytes.readthedocs.io/en/latest/methods/{}.html"
     lines = [
-        "| if | made for it | its accuracy | training alone | FedAvg | best baseline | MB both |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| if | made for it | its accuracy | training alone | FedAvg | best baseline | its MB both | FedAvg's |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for situation in (each for each in SITUATIONS if each.key in found):
         rows, system = found[situation.key], f"[{called(situation.method)}]({link.format(situation.method)})"
         fedavg = next((row for row in rows if row.partition(",")[0] == FEDAVG), "")
         strongest = best(situation, rows)
-        ours, alone, theirs, other = (
-            accuracy(situation, rows[row]) if row else "cannot run"
-            for row in (situation.system, ALONE, fedavg, strongest)
-        )
-        baseline = called(strongest.partition(",")[0])
-        row = [situation.when, system, f"**{ours}**", alone, theirs, f"{other}, {baseline}"]
-        lines.append(f"| {' | '.join([*row, megabytes(rows[situation.system], both)])} |")
+        compared = (situation.system, ALONE, fedavg, strongest)
+        highest = max(compared, key=lambda row: mean(situation, rows[row]) if row else 0.0)
+        cells = [accuracy(situation, rows[row]) if row else "cannot run" for row in compared]
+        cells[-1] += f", {called(strongest.partition(',')[0])}"
+        marked = [f"**{cell}**" if row == highest else cell for row, cell in zip(compared, cells, strict=True)]
+        moved = [megabytes(rows[row], both) if row else "" for row in (situation.system, fedavg)]
+        lines.append(f"| {' | '.join([situation.when, system, *marked, *moved])} |")
     return lines
 
 
