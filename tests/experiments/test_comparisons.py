@@ -115,6 +115,11 @@ def test_one_method_is_repeated(capsys, monkeypatch, tmp_path):
     assert len({json.dumps(result["score"]) for result in results(folder).values()}) == 3
 
 
+def test_one_seed_is_said_to_be_one_run(capsys, monkeypatch, tmp_path):
+    code, out, errors = ended(capsys, monkeypatch, tmp_path, "run", "fedavg", *QUICK, "--seeds", "3")
+    assert (code, "--seeds 3 is one run, with the seed 3" in errors) == (0, True), out + errors
+
+
 def test_a_setting_that_fails_is_not_chosen():
     scored = Validated(0.2, "rmse", "global", higher=False)
     tried = [Tried({"lr": 1.0}, None), Tried({"lr": 0.1}, scored), Tried({"lr": 0.2}, scored)]

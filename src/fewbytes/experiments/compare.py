@@ -46,6 +46,7 @@ from fewbytes.running.watcher import Watcher
 
 TUNING = "tuning"  # the folder of runs that tune, in the comparison's
 LOCKS = "locks"
+ONE_SEED = "--seeds {seed} is one run, with the seed {seed}; for three: --seeds 1,2,3"
 
 
 def compare(
@@ -120,6 +121,8 @@ class _Comparison:
         if study.tune:
             seed = "the run's seed" if self.seeds[0] is None else f"seed {self.seeds[0]}"
             note(RULE.format(share=float(study.settings["validation"]), seed=seed))
+        if len(study.seeds) == 1:
+            note(ONE_SEED.format(seed=study.seeds[0]))
         for text in self.bench.first.notes if study.tune or study.seeds else ():
             note(text)
 
