@@ -476,7 +476,7 @@ def test_nothing_is_left_after_the_context_and_its_nodes_return(kind, tmp_path, 
         assert {"superlink", "node" if resident else "flower-supernode"} <= kinds
         assert "flwr-serverapp" in kinds
         launchers = [words for words in said if any(word.endswith("flower-superexec") for word in words[:4])]
-        assert len(launchers) == (not resident)  # the server's has become the server; a stock node has its own
+        assert len(launchers) == 2 - resident  # the SuperLink's, and a stock node has its own
         ours = children.family_of({process.process.pid for process in (deployment._superlink, deployment._nodes["a"])})
         assert len(ours) >= 4 - resident  # which starts nobody
     assert not ours & children.running().keys()
