@@ -329,3 +329,65 @@ def test_a_stream_that_an_earlier_version_saved_continues(folder, change):
         assert Parsed(message).kind == kind
         assert equal(decoder.decode(message), stream.held)
         assert decoder.version == stream.version
+
+
+LARGE = {
+    "a mask": torch.triu(torch.full((60, 60), -1e9), 1),
+    "a time": torch.tensor(1_764_000_000.0),
+    "a double": torch.tensor(2.0**60, dtype=torch.float64),
+    "an infinite mask": torch.triu(torch.full((9, 9), -torch.inf), 1),
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_large_constant_does_not_destroy_what_is_rounded_beside_it(kind, known):
+    model = state(1) | {"constant": LARGE[kind]}
+    first = model if known else None
+    stream, decoder = Stream(1.0, first=first), Decoder(first=first)
+    for n in range(4):
+        held = stream.advance(model)
+        assert equal(decoder.decode(stream.message("a")), held)
+        stream.received("a", decoder.version)
+        assert torch.equal(held["constant"], LARGE[kind])
+        assert torch.dist(held["w"], model["w"]) < 0.02 * model["w"].norm()
+        model = moved({name: held[name] for name in state(1)}, n) | {"constant": LARGE[kind]}
+    assert equal(Decoder(first=first).decode(stream.message("late")), held)
+
+
+def test_a_large_value_that_grows_later_does_not_destroy_the_others():
+    stream, model = Stream(1.0), state(1) | {"scale": torch.ones(2)}
+    for peak in (1.0, 1e9, 1e9):
+        held = stream.advance(model | {"scale": torch.full((2,), peak)})
+    assert torch.equal(held["scale"], torch.full((2,), 1e9))
+    assert torch.dist(held["w"], model["w"]) < 0.01 * model["w"].norm()
+
+
+def test_averages_of_integers_stay_exact():
+    stream, decoder = Stream(0.5), Decoder()
+    model = state(1) | {"seen": torch.tensor([7, 0, 90]), "mask": torch.tensor([True, False])}
+    for n in range(5):
+        held = stream.advance(model)
+        assert equal(decoder.decode(stream.message("a")), held)
+        stream.received("a", decoder.version)
+        assert all(torch.equal(held[name], model[name]) for name in ("seen", "mask"))
+        restarted = Stream(0.5)
+        restarted.load(stream.state())
+        stream = restarted
+        averages = {"seen": model["seen"].double() + 16.25 * n, "mask": model["mask"].double()}  # as Flower makes them
+        model = moved({name: held[name] for name in state(1)}, n) | averages
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (torch.nn.Linear(2, 2), "first is a model"),
+        (lambda: torch.nn.Linear(2, 2), "first must be weights"),
+        (lambda: None, "first must be weights"),
+        ("weights.safetensors", "first must be weights"),
+        ({"w": 1.0}, "first must be weights.*'w'"),
+    ],
+)
+def test_first_weights_that_are_not_weights_are_named(first, words):
+    with pytest.raises(UserError, match=words):
+        first_state(first)

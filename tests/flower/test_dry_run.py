@@ -38,6 +38,9 @@ def test_it_says_what_would_leave_to_the_byte_and_what_the_policy_says(config, t
     assert "the site's policy allows it" in done.stdout
     over = dry(tmp_path, config, f"max-bytes-a-round = {sent - 1}\n").stdout
     assert f"the site declines: its answer has {sent:,} bytes, more than {sent - 1:,} (max-bytes-a-round)" in over
+    asks = dry(tmp_path, config, f'ask = true\nmax-bytes-a-round = {sent}\nmethods = "fedavg, clustered"\n').stdout
+    assert "the site's policy allows it, once a person there approves the run (ask)" in asks
+    assert "counts for max-bytes-a-round, too" in asks
     secure = dry(tmp_path, config, 'require = "secure-aggregation"\n').stdout
     assert "the site declines: it takes part only under secure aggregation" in secure
 
@@ -66,3 +69,5 @@ def test_a_node_that_does_not_say_whose_data_it_has_and_a_misspelt_rule_are_refu
     done = dry(tmp_path, config, "max-round = 3\n")
     assert done.returncode == 2
     assert "unknown key 'max-round' (did you mean 'max-rounds'?)" in done.stderr
+    done = dry(tmp_path, config, 'methods = "fedprox, fedvag"\n')
+    assert "methods names 'fedvag', which is no method here (did you mean 'fedavg'?)" in done.stderr

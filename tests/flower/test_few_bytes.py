@@ -492,3 +492,10 @@ def test_an_old_model_that_is_sent_again_is_no_new_version():
     assert [reply.has_error() for reply in replies] == [False]
     assert set(replies[0].content["arrays"]) == set(first)
     assert grid._streams["arrays"].version == 2
+
+
+@pytest.mark.parametrize("kind", ["same", "others"])
+def test_a_strategy_that_starts_from_other_weights_than_first_is_logged(kind, caplog):
+    made = start if kind == "same" else lambda: {name: value + 1 for name, value in start().items()}
+    run(FewGrid(Nodes(client_app([fewbytes_mod(first=made)])), first=made), rounds=1)
+    assert ("the first model is not the weights that first= makes" in caplog.text) == (kind == "others")

@@ -15,7 +15,7 @@ from fewbytes.base.state import State
 from fewbytes.codec.first import First
 from fewbytes.wire import Base, Dense, Frame, Layout, Lossy, Parsed, base_of, older, pack, unpack
 from fewbytes.wire.frame import digest_of
-from fewbytes.wire.grid import DIGITS, GRID_TYPES, Grid, snapped, unit_of
+from fewbytes.wire.grid import DIGITS, GRID_TYPES, Grid, outlying, snapped, unit_of
 from fewbytes.wire.schema import leaves_of
 from fewbytes.wire.value import is_wire_value
 
@@ -39,6 +39,7 @@ class DeltaStream:
     `steps`: the last messages' frames; the last leads to this message. `first`: the frame of the first message (empty:
     too long to keep). `unit`: of the grid that rounded values are on (0: on none); `carry`: as in `Grid`; `sizes`: of
     each of `steps`, the smallest step that values were rounded to (0: none); `finest`: that since the first message.
+    `apart`: the names of tensors that are on no grid, as `outlying` found when the stream began.
     """
 
     name: str
@@ -51,6 +52,7 @@ class DeltaStream:
     carry: dict[str, float] = field(default_factory=dict)
     sizes: list[float] = field(default_factory=list)
     finest: float = 0.0
+    apart: list[str] = field(default_factory=list)
 
     def since(self, number: int) -> list[bytes] | None:
         """The steps that lead from an earlier message to this one; None if they are not kept."""
@@ -62,7 +64,7 @@ class DeltaStream:
 class Coding:
     """How a stream's messages are sent: their layout, whether they are `coded`, the rate of rounding, the names of
     tensors that stay `exact` or, among these, are rounded after all, but finely (`fine`), and what its receivers hold
-    before the first message (None: nothing)."""
+    before the first message (None: nothing). `apart`: those of the `exact` ones that a grid would suit badly."""
 
     layout: Layout
     coded: bool = True
@@ -70,6 +72,12 @@ class Coding:
     exact: Set[str] = frozenset()
     fine: Set[str] = frozenset()
     first: First | None = None
+    apart: Set[str] = frozenset()
+
+    def beside(self, names: Iterable[str]) -> Coding:
+        """The same with these names in place of those that lay `apart`."""
+        apart = frozenset(names)
+        return replace(self, exact=(self.exact - self.apart) | apart, apart=apart)
 
     @property
     def against(self) -> Base | None:
@@ -117,15 +125,16 @@ def started(
     by less than 2^-20 of the largest."""
     layout, first, unit = coding.layout, coding.first, 0.0
     if coding.rate:
-        values = [value for _, state in _on_grid(message, coding.exact) for value in state.values()]
-        unit = unit_of(values)
+        coding = coding.beside(())
+        coding = coding.beside(name for _, state in _on_grid(message, coding.exact) for name in outlying(state))
+        unit = unit_of(value for _, state in _on_grid(message, coding.exact) for value in state.values())
         if first is not None and unit <= first.unit:
             unit = first.unit  # so that the first weights, if these are they, become those of `first`
         message = _moved(message, coding, unit)
     frame = pack(message, layout=layout, base=coding.against, coded=coding.coded)
     new = received(message, layout)
     kept = bytes(frame) if shared and unit and len(frame) < SMALL * len(new.kept) else b""
-    return DeltaStream(name, number, new.kept, {}, first=kept, unit=unit), new, frame
+    return DeltaStream(name, number, new.kept, {}, first=kept, unit=unit, apart=sorted(coding.apart)), new, frame
 
 
 def advanced(
@@ -140,6 +149,7 @@ def advanced(
     layout, lossy = coding.layout, None
     if coding.rate and not stream.unit:  # of a run that began before there were grids
         return *started(stream.name, stream.number + 1, message, coding, shared), None
+    coding = coding.beside(stream.apart)
     if coding.rate:
         lost = {path: dict(tensors) for path, tensors in stream.lost.items()}
         grid = Grid(stream.unit, carry=dict(stream.carry))
@@ -167,6 +177,7 @@ def merged(
 ) -> dict[int | None, bytes]:
     """By earlier message (None: the first), one frame that leads from it to the last message; without those for which
     there is none, or it would be longer than the last message in full."""
+    coding = coding.beside(stream.apart)
     now, found = unpack(kind, stream.held, layout=coding.layout, limit=LIMIT), dict[int | None, bytes]()
     for earlier, base, finest in _bases(stream, now, coding, since):
         lossy = Lossy(coding.rate, coding.exact, grid=Grid(stream.unit, finest or stream.unit))

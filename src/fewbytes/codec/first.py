@@ -9,7 +9,7 @@ from blake3 import blake3
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire import Base, Layout
-from fewbytes.wire.grid import snapped, unit_of
+from fewbytes.wire.grid import outlying, snapped, unit_of
 from fewbytes.wire.values import flat_words
 
 
@@ -29,14 +29,19 @@ class First:
         return self.exact.digest[:8]
 
     @cached_property
+    def apart(self) -> frozenset[str]:
+        """The names of weights that are on no grid."""
+        return outlying(dict(self.exact.tensors))
+
+    @cached_property
     def unit(self) -> float:
         """The unit of the grid that messages which follow are on."""
-        return unit_of(self.exact.tensors.values())
+        return unit_of(value for name, value in self.exact.tensors.items() if name not in self.apart)
 
     @cached_property
     def on_grid(self) -> Base:
         """The weights as multiples of the unit."""
-        return Base(blake3(self.exact.digest).digest(), snapped(dict(self.exact.tensors), self.unit))
+        return Base(blake3(self.exact.digest).digest(), snapped(dict(self.exact.tensors), self.unit, self.apart))
 
     @cached_property
     def layout(self) -> Layout:

@@ -85,9 +85,22 @@ def copied(packed: Packable) -> Packable:
 
 
 def first_state(first: FirstState) -> AnyState | None:
-    """The first weights, made if need be: a seed that makes them leaves torch's numbers on the CPU as they were."""
+    """The first weights, made if need be: a seed that makes them leaves torch's numbers on the CPU as they were. Raises
+    UserError for anything else."""
+    if isinstance(first, torch.nn.Module):
+        raise UserError("first is a model: give its weights (first=model.state_dict()), or a function that makes them")
     with torch.random.fork_rng(devices=[]):
-        return first() if callable(first) else first
+        made = first() if callable(first) else first
+    if made is None and not callable(first):
+        return None
+    try:
+        packable(made)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UserError(
+            f"first must be weights, such as model.state_dict() or a list of arrays, or a function that returns them: "
+            f"{error}"
+        ) from None
+    return made
 
 
 def layout_of(packed: Packable) -> Layout:

@@ -58,13 +58,14 @@ class Merged:
 class Sender:
     """What a stream saves: the version that receivers have, whole, and what leads to it (`DeltaStream`, without what it
     holds); by receiver, the version that it confirmed, and the last that it was sent; receivers that may not hold the
-    first weights."""
+    first weights; entries that were integers."""
 
     whole: bytes
     stream: DeltaStream
     receivers: dict[str, int]
     sent: dict[str, int]
     others: list[str] = field(default_factory=list)
+    integers: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -79,12 +80,14 @@ class Receiver:
 class Stream:
     """The sender's side: `advance` makes a version of a state, and `message` brings one receiver to it.
 
-    `bits`, `exact`: as in `Encoder`, for differences. The first message is whole; with `bits`, its values move to a
-    grid, by at most 2^-20 of the largest. `first`: weights that each receiver's `Decoder` was given as well, equal
-    bit for bit: the first message is its difference from these, some hundred bytes if they are equal. `feedback`:
-    whether what rounding lost is added to the next version. It must be if states are made from what receivers hold, as
-    an average of models that they trained is; a server that takes steps on a model of its own has it in that model
-    already. Receivers are named by anything hashable with a distinct `str`.
+    `bits`, `exact`: as in `Encoder`, for differences; averages of integers stay exact, too. The first message is whole;
+    with `bits`, its values move to a grid, by at most 2^-20 of the largest. A tensor whose largest value is 2^14 times
+    the others' root mean square, such as a mask of -1e9, stays exact, as the others would be lost on its grid. `first`:
+    weights that each receiver's `Decoder` was given as well, equal bit for bit: the first message is its difference
+    from these, some hundred bytes if they are equal. `feedback`: whether what rounding lost is added to the next
+    version. It must be if states are made from what receivers hold, as an average of models that they trained is; a
+    server that takes steps on a model of its own has it in that model already. Receivers are named by anything hashable
+    with a distinct `str`.
 
     >>> import torch
     >>> from fewbytes.codec import Decoder, Stream
@@ -111,6 +114,7 @@ class Stream:
         self._receivers: dict[str, int] = {}
         self._sent: dict[str, int] = {}
         self._others: set[str] = set()
+        self._integers: set[str] = set()
         self._given: Packable | None = None
         self._now: Packable | None = None
         self._whole: dict[bool, bytes] = {}  # by whether it is coded against the first weights
@@ -186,9 +190,12 @@ class Stream:
         whole = b"" if self._now is None else self._message(known=False)
         return bytes(
             pack_state(
-                Sender(whole, replace(self._stream, held=b""), self._receivers, self._sent, sorted(self._others))
+                Sender(
+                    whole, replace(self._stream, held=b""), self._receivers, self._sent, sorted(self._others),
+                    sorted(self._integers),
+                )
             )
-        )
+        )  # fmt: skip
 
     def load(self, data: bytes) -> None:
         """Resume from what `state` returned. Raises DecodeError if it is damaged."""
@@ -199,12 +206,13 @@ class Stream:
             self._now = decoded(kept.whole, None, UNLIMITED)
             held = serialised(self._now, layout_of(self._now))
         self._stream, self._receivers, self._sent = replace(kept.stream, held=held), kept.receivers, kept.sent
-        self._others = set(kept.others)
+        self._others, self._integers = set(kept.others), set(kept.integers)
 
     def _packed(self, state: AnyState) -> Packable:
         packed = packable(state)
         if self._now is not None:
             _keep_counters(packed.values.dense(), self._now.values.dense())
+        self._integers |= {name for name, value in packed.values.dense().items() if not value.is_floating_point()}
         return packed
 
     def _follows(self, packed: Packable, exact: Set[str]) -> bool:
@@ -215,7 +223,7 @@ class Stream:
         return not self._rate or not _apart(packed, before.values.dense(), exact)
 
     def _coding(self, packed: Packable) -> Coding:
-        exact = exact_names(packed, self._exact) if self._rate else frozenset()
+        exact = exact_names(packed, self._exact) | self._integers if self._rate else frozenset()
         return Coding(layout_of(packed), rate=self._rate, exact=exact)
 
     def _near(self, packed: Packable) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
@@ -12,11 +13,12 @@ from typing import Any
 from fewbytes.base.clock import minute
 from fewbytes.base.errors import UserError, cleaned
 from fewbytes.core.policy import Excluded, Policy
-from fewbytes.core.site_policy import HIDING, History, Request, SitePolicy, withheld
+from fewbytes.core.site_policy import HIDING, History, Request, withheld
 from fewbytes.experiments.app import serve_client
 from fewbytes.experiments.config_file import read_experiment
 from fewbytes.experiments.run import run
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.flower.gate import policy_of
 from fewbytes.methods import registered
 from fewbytes.wire.frame import Parsed
 from fewbytes.wire.inspect import lines_of
@@ -28,7 +30,7 @@ def would_leave(config: Path, node: Mapping[str, Any]) -> Iterator[str]:
 
     Raises UserError for a config or data that cannot be used, and for a node that does not say whose data it has.
     """
-    policy, me = SitePolicy.read(node), node.get("partition-id")
+    policy, me = policy_of(node), node.get("partition-id")
     if me is None and "member" in node:  # which client it is in a run is the server's to say: the first one here
         me, node = 0, {**node, "partition-id": 0}
     if me is None:
@@ -62,7 +64,10 @@ def would_leave(config: Path, node: Mapping[str, Any]) -> Iterator[str]:
                 f"  {field}: {cleaned(line)}" for field, line in lines_of(parsed.fields, kinds.get(parsed.kind))
             )
             why = withheld(policy, request, len(data), History())
-            yield "  the site's policy allows it" if why is None else f"  the site declines: {why}"
+            allows = "the site's policy allows it" + (", once a person there approves the run (ask)" * policy.ask)
+            yield f"  {allows}" if why is None else f"  the site declines: {why}"
+        if frames and math.isfinite(policy.max_bytes_a_round):
+            yield "what is sent beside replies, such as losses and scores, counts for max-bytes-a-round, too"
         if not frames:
             yield "nothing would leave in the first round"
     if hides:

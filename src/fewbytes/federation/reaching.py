@@ -164,8 +164,8 @@ class Reaching:
             raise FewbytesError(_refused(error, self._chain(), read_chain(ca), self.host)) from None
         except OSError as error:  # also ssl.SSLError
             why = f"{self.address} does not speak TLS ({_refusal(error, self.seconds)})"
-            remedy = "another program listens there, or a device in between answers; check the port"
-            raise FewbytesError(f"{why}: {remedy}") from None
+            remedy = "another program or a device in between answers, or passes nothing on as the server does not run"
+            raise FewbytesError(f"{why}: {remedy}; check the port") from None
         left = (there.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
         return f"its certificate is issued by {ca.name} and valid for {left} more days"
 

@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import os
 import re
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,6 +71,15 @@ def renew(folder: Path) -> None:
 def days_left(path: Path) -> float:
     """Days until the first certificate of a file expires. Raises UserError for another file."""
     return (read_chain(path)[0].not_valid_after_utc - datetime.datetime.now(datetime.UTC)).total_seconds() / 86400
+
+
+def trusting(ca: Path) -> ssl.SSLContext:
+    """A client's terms of TLS that trust this CA's certificate alone. Raises UserError if the file holds none."""
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except OSError as error:  # also ssl.SSLError
+        remedy = f"put it back, or remove {ca.parent} to have new certificates made"
+        raise UserError(f"{ca} does not hold a certificate ({one_line(error)}): {remedy}") from None
 
 
 def expiry_note(folder: Path) -> str:

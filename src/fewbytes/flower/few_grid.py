@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fewbytes.base.errors import FrameError, UserError, with_article
 from fewbytes.codec import Stream, decode, encode
 from fewbytes.codec.coder import LIMIT, check_bits, same
-from fewbytes.codec.states import Exact, FirstState, check_exact, first_state, packable
+from fewbytes.codec.states import AnyState, Exact, FirstState, check_exact, first_state, packable
 from fewbytes.flower.byte_ledger import ByteLedger
 from fewbytes.flower.kept_state import forget_run
 from fewbytes.flower.private.messages import failed, in_reply_to
@@ -30,6 +31,10 @@ LOG = logging.getLogger("flwr.fewbytes")
 POLL = 0.1, 1.0  # seconds between two looks for replies, at first and at most
 FAILED = 0  # Flower's code for an unknown error
 OUT = "fewbytes-out"  # the key of `out` in the run config
+OTHER_FIRST = (
+    "the first model is not the weights that first= makes, so it is sent: have the strategy start from these "
+    "(ArrayRecord(weights()))"
+)
 
 
 @dataclass
@@ -61,6 +66,14 @@ class _Batch:
 
     read: dict[int, Arrays | None] = field(default_factory=dict)
     held: dict[str, Arrays] = field(default_factory=dict)
+
+
+def _compare_first(stream: Stream, model: Arrays, first: AnyState | None) -> None:
+    """Log it if a stream's first model is another than what both ends hold."""
+    if stream.version == 1 and first is not None:
+        one, other = packable(model).values.dense(), packable(first).values.dense()
+        if one.keys() != other.keys() or not all(torch.equal(one[name], other[name]) for name in one):
+            LOG.warning(OTHER_FIRST)
 
 
 class FewGrid(Grid):
@@ -179,6 +192,7 @@ class FewGrid(Grid):
                 stream = self._streams.setdefault(name, self._stream())
                 if not again or stream.is_last(first):
                     batch.held[name] = stream.advance(first)
+                    _compare_first(stream, first, self._stream.keywords["first"])
         return [self._outgoing(message, batch) for message in messages]
 
     def _outgoing(self, message: Message, batch: _Batch) -> tuple[_Flight, Message]:

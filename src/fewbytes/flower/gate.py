@@ -14,10 +14,11 @@ from blake3 import blake3
 
 from fewbytes.base.chain import Chain, make_key
 from fewbytes.base.clock import now
-from fewbytes.base.errors import FewbytesError, one_line, visible
+from fewbytes.base.errors import FewbytesError, UserError, one_line, suggestion, visible
 from fewbytes.base.files import locked, private_folder, replacing
 from fewbytes.core.problem import Id
-from fewbytes.core.site_policy import History, Request, SitePolicy, refusal, withheld
+from fewbytes.core.site_policy import HIDING, History, Request, SitePolicy, refusal, withheld
+from fewbytes.methods import METHODS, WITHOUT_TRAINING
 
 FOLDER = ".egress"
 """The folder of the records of what left, beside a node's run folders; no run can have this name."""
@@ -127,6 +128,16 @@ class Gate:
                     self.history.count(line["run"], line["round"], handler, line["order"], line["bytes"])
                 except (KeyError, TypeError) as error:
                     raise FewbytesError(f"{self.place.name}: a line of egress.jsonl is none of a node's") from error
+
+
+def policy_of(config: Mapping[str, Any]) -> SitePolicy:
+    """The rules in a node's configuration. Raises UserError as `SitePolicy.read` does, and for a method that is not
+    installed: a misspelt name would forbid all others."""
+    policy, known = SitePolicy.read(config), {*METHODS, *WITHOUT_TRAINING, "clustered", HIDING}
+    if unknown := sorted(name for name in policy.methods - known if ":" not in name):
+        why = f"methods names {unknown[0]!r}, which is no method here{suggestion(unknown[0], known)}"
+        raise UserError(f"{why}; `fewbytes methods` lists them")
+    return policy
 
 
 def _asked(run: str, settings: str) -> bool:

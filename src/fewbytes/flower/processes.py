@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import lock, private_folder
 from fewbytes.base.processes import Process, is_alive
 from fewbytes.flower import registration
-from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
+from fewbytes.flower.certificates import node_name, trusting, write_certificates, write_file, write_node_key
 from fewbytes.flower.children import (
     Child,
     command_of,
@@ -181,7 +180,7 @@ class Processes:
             raise UserError(f"the SuperLink cannot listen on {self.address}: {why_of(error)}") from None
         home = self.folder / "flower-home"
         self.write_link()
-        tls = ssl.create_default_context(cafile=str(self._local_ca))
+        tls = trusting(self._local_ca)
         self._superlink = Child(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
         self._commands = self._commands or Commands(home)  # it loads what it needs meanwhile
         deadline = time.monotonic() + START_SECONDS

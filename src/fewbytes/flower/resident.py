@@ -25,7 +25,7 @@ from fewbytes.base.files import check_writable
 from fewbytes.flower.application import is_installed
 from fewbytes.flower.apps import failure, node_folder
 from fewbytes.flower.fleet import Fleet, Refused, RunOver, Stopped
-from fewbytes.flower.gate import DECLINED
+from fewbytes.flower.gate import DECLINED, policy_of
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.private.errors import APP_RAISED, APP_REFUSED
 from fewbytes.flower.private.programs import LOGGER
@@ -43,7 +43,11 @@ def serve(files: Sequence[tuple[Path, NodeWatch]], app: ClientApp) -> None:
     that does not match the certificate.
     """
     nodes_of = [(NodeFile.read(path).placed(path.parent), watch) for path, watch in files]
-    for about, _ in nodes_of:
+    for (about, _), (path, _) in zip(nodes_of, files, strict=True):
+        try:
+            policy_of(about.config)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
         check_writable(node_folder(about.config))
     logging.getLogger(LOGGER).setLevel(logging.ERROR)
     stop = threading.Event()

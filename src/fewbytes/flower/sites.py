@@ -81,7 +81,8 @@ class GridSites(Sites):
         for client in vacant.intersection(present) - self._declined:
             self._declined.add(client)
             self._agreed.discard(client)
-            not_asked[client] = self._with_name(client, "it is no longer a member")
+            self._unable[client] = "it is no longer a member"
+            not_asked[client] = self._with_name(client, self._unable[client])
         for client, why in self._transport.declined.items():
             self._declined.add(client)
             self._agreed.discard(client)
@@ -95,7 +96,9 @@ class GridSites(Sites):
         out = [i for i in present if i in not_asked]
         left, needed = len(present) - len(out), self._needed(set(present))
         if not self._declined.isdisjoint(present) and left < max(1, needed):
-            why = "; ".join(f"{self.called(i)}: {not_asked[i]}" for i in out[:5])
+            others = self._unable.keys() - set(present)  # that never took part
+            reasons = [f"{self.called(i)}: {self._unable.get(i) or not_asked[i]}" for i in sorted({*out, *others})]
+            why = "; ".join([*reasons[:9], *["…"] * (len(reasons) > 9)])
             raise TooFewReplies(
                 f"{left} of {len(present)} clients are left, at least {max(1, needed)} must be (--min-replies "
                 f"{self._policy.min_replies:g} of them): {why}; the run can be resumed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,8 @@ GRID_TYPES = (torch.float32, torch.float64)
 """Types with enough digits for a grid."""
 DIGITS = 24  # of a float32: its integers up to 2^24 are exact, and so are multiples of a grid's unit
 GROWTH = 4  # powers of two that values may grow by before they leave a grid
+APART = 2.0**14  # a tensor with a value so many times the others' root mean square makes their grid too coarse
+LEAST_OTHERS = 0.01  # of all values, that these others are
 
 
 @dataclass
@@ -50,6 +52,21 @@ def unit_of(tensors: Iterable[Tensor]) -> float:
     return 2.0 ** (math.frexp(peak or 1.0)[1] + GROWTH - DIGITS)
 
 
-def snapped(state: State, unit: float) -> State:
-    """The multiples of `unit` nearest to the values; values of other types stay."""
-    return {name: (t / unit).round() * unit if t.dtype in GRID_TYPES else t for name, t in state.items()}
+def outlying(state: State) -> frozenset[str]:
+    """The names of tensors that cannot share a grid with the others, such as masks of -1e9 and large constants."""
+    grid = {name: t.double() for name, t in state.items() if t.dtype in GRID_TYPES and t.numel()}
+    peaks = {name: float(t.abs().max()) for name, t in grid.items()}
+    names = sorted((name for name in grid if math.isfinite(peaks[name])), key=lambda name: -peaks[name])
+    energy, counts = {name: float(grid[name].square().sum()) for name in names}, {n: grid[n].numel() for n in names}
+    for i, name in enumerate(names):
+        rest, count = sum(energy[n] for n in names[i + 1 :]), sum(counts[n] for n in names[i + 1 :])
+        enough = rest > 0 and count >= LEAST_OTHERS * sum(counts.values())
+        if not enough or peaks[name] <= APART * math.sqrt(rest / count):
+            return frozenset(names[:i])
+    return frozenset()
+
+
+def snapped(state: State, unit: float, exact: Set[str] = frozenset()) -> State:
+    """The multiples of `unit` nearest to the values; values of other types and `exact` tensors stay."""
+    rounded = {name for name, t in state.items() if t.dtype in GRID_TYPES and name not in exact}
+    return {name: (t / unit).round() * unit if name in rounded else t for name, t in state.items()}
