@@ -217,9 +217,7 @@ def copy_into(module: nn.Module, state: State) -> None:
             mine.copy_(value)
 
 
-def record(
-    peer: str, commit: str, name: str, found: Mapping[str, Any], terms: Mapping[str, Any] | None = None
-) -> None:
+def record(peer: str, commit: str, name: str, found: Mapping[str, Any], terms: Mapping[str, Any] | None = None) -> None:
     """Write what was found of a method into docs/agreement.json, beside what is there of the same version of the peer
     and the same terms. `terms`: of this peer alone, if they are not those of the others."""
     known = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}

@@ -50,12 +50,15 @@ from fewbytes.methods.parts import ccvr
 from fewbytes.models.build import ModelBuilder
 
 CLIENTS, ALPHA, BLOCKS, WIDTH, SIDE = 5, 0.5, 4, 8, 16
-TRAIN, TEST, EPOCHS, SAME_EPOCHS, DRAWN = 1500, 1000, 2, 1, 1000
-LR, SAME_LR = 0.02, 0.005
+TRAIN, TEST, EPOCHS, LR = 1500, 1000, 2, 0.02
+SAME_TRAIN, SAME_TEST, SAME_EPOCHS, SAME_LR = 300, 100, 1, 0.005  # with equal batches
+DRAWN = 1000  # virtual features of each class
 MOMENTUM = 0.9  # fixed in the authors' code
-TERMS = {"clients": CLIENTS, "alpha": ALPHA, "blocks": BLOCKS, "width": WIDTH, "side": SIDE, "train": TRAIN,
-         "test": TEST, "epochs": EPOCHS, "same_epochs": SAME_EPOCHS, "lr": LR, "same_lr": SAME_LR, "batch": BATCH,
-         "drawn": DRAWN}  # fmt: skip
+TERMS = {
+    "clients": CLIENTS, "alpha": ALPHA, "blocks": BLOCKS, "width": WIDTH, "side": SIDE, "batch": BATCH, "drawn": DRAWN,
+    "train": TRAIN, "test": TEST, "epochs": EPOCHS, "lr": LR,
+    "same_train": SAME_TRAIN, "same_test": SAME_TEST, "same_epochs": SAME_EPOCHS, "same_lr": SAME_LR,
+}  # fmt: skip
 METHOD = fb.FuseFL(
     blocks=BLOCKS, ccvr_samples=DRAWN, epochs=BLOCKS * EPOCHS, lr=LR, batch=BATCH, momentum=MOMENTUM, last="kept"
 )
@@ -76,11 +79,11 @@ class Seen:
 
 
 def task_of(seed: int, same: bool) -> fb.Task:
-    """A part of CIFAR-10, its images halved to 16 x 16. `same`: every client's samples fill whole batches."""
+    """A part of CIFAR-10, its images halved to 16 x 16. `same`: a smaller part, of whole batches for each client."""
     dataset, draw = load_dataset("cifar10"), np.random.default_rng(seed)
     train, test = (
         halved(part.take(draw.permutation(len(part))[:count]))
-        for part, count in ((dataset.train, TRAIN), (dataset.test, TEST))
+        for part, count in ((dataset.train, SAME_TRAIN if same else TRAIN), (dataset.test, SAME_TEST if same else TEST))
     )
     data = federate(replace(dataset, train=train, test=test), Partition(clients=CLIENTS, alpha=ALPHA), seed=seed)
     if same:
@@ -183,7 +186,7 @@ class Watch:
     def partition(self, *_: Any, **__: Any) -> tuple[Any, ...]:
         """Our split in place of theirs: the training set, the test set, and each client's rows of both."""
         clients = self.task.data.clients
-        train, test = ([part(client) for client in clients] for part in (_train, _test))
+        train, test = [client.train for client in clients], [client.test for client in clients]
         return (*map(samples, (train, test)), rows(train), {}, rows(test), {})
 
     def outcome(self) -> Outcome:
@@ -191,18 +194,11 @@ class Watch:
         final = [each for each in self.said if "test_acc" in each][-1]
         stage, fused = (each for each in self.said[-4:] if "pfl_acc_on_client_0" in each)
         trained = fmean(stage[f"pfl_acc_on_client_{i}"] for i in range(CLIENTS))
-        pooled = sum(fused[f"pfl_acc_on_client_{i}"] * len(c.test) for i, c in enumerate(self.task.data.clients)) / TEST
+        tested = [len(client.test) for client in self.task.data.clients]
+        pooled = sum(fused[f"pfl_acc_on_client_{i}"] * n for i, n in enumerate(tested)) / sum(tested)
         if abs(pooled - final["test_acc"]) > 1e-6:
             raise SystemExit(f"the peer's own score is {final['test_acc']}, not {pooled}")
         return Outcome(pooled / 100, trained / 100, [], in_our_order(self.fused))
-
-
-def _train(client: Any) -> Split:
-    return client.train
-
-
-def _test(client: Any) -> Split:
-    return client.test
 
 
 def samples(splits: Sequence[Split]) -> list[tuple[Tensor, Tensor]]:
