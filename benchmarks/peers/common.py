@@ -217,15 +217,16 @@ def copy_into(module: nn.Module, state: State) -> None:
             mine.copy_(value)
 
 
-def record(peer: str, commit: str, name: str, found: Mapping[str, Any]) -> None:
+def record(peer: str, commit: str, name: str, found: Mapping[str, Any], terms: Mapping[str, Any] | None = None) -> None:
     """Write what was found of a method into docs/agreement.json, beside what is there of the same version of the peer
-    and the same terms."""
+    and the same terms. `terms`: of this peer alone, if they are not those of the others."""
     known = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
     if known.get("terms") != SAID:
         known = {"terms": SAID}
+    begun = {"commit": commit} | ({"terms": dict(terms)} if terms else {})
     entry = known.setdefault(peer, {})
-    if entry.get("commit") != commit:
-        known[peer] = entry = {"commit": commit, "rows": {}}
+    if {key: value for key, value in entry.items() if key != "rows"} != begun:
+        known[peer] = entry = {**begun, "rows": {}}
     entry["rows"].setdefault(name, {}).update(found)
     temporary = FIGURES.with_suffix(".tmp")
     temporary.write_text(json.dumps(known, indent=1) + "\n", "utf-8")

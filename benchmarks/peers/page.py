@@ -15,7 +15,7 @@ from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIGURES = DOCS / "agreement.json"
-PEERS = {"pfllib": "PFLlib", "htfllib": "HtFLlib", "fedktl": "FedKTL's code"}
+PEERS = {"pfllib": "PFLlib", "htfllib": "HtFLlib", "fedktl": "FedKTL's code", "fusefl": "FuseFL's code"}
 WAYS = {"sent": "as sent, pooled", "trained": "after training, mean of clients"}
 ROUNDING = 1e-5
 """Differences below are of floats' rounding; values are parts of the model's largest."""
@@ -80,6 +80,23 @@ def versions(found: Found) -> list[str]:
         f"Three seeds: {terms['rounds']} rounds of one epoch, learning rate {terms['lr']}.",
         f"Equal batches: {terms['same_rounds']} rounds of one epoch, learning rate {terms['same_lr']}.",
         f"Batches of {terms['batch']}; all clients take part in each round.",
+        *(of_fusefl(found["fusefl"]["terms"]) if "fusefl" in found else []),
+    ]
+
+
+def of_fusefl(terms: Mapping[str, Any]) -> list[str]:
+    """FuseFL's own terms."""
+    side = terms["side"]
+    return [
+        "",
+        f"FuseFL's code: images of CIFAR-10, halved to {side} x {side}; {terms['clients']} clients, Dirichlet alpha "
+        f"{terms['alpha']}.",
+        f"ResNet-18 of width {terms['width']} in {terms['blocks']} blocks, batches of {terms['batch']}, momentum 0.9, "
+        f"{terms['drawn']:,} virtual features a class.",
+        f"Three seeds: {terms['train']:,} training and {terms['test']:,} test images, {terms['epochs']} epochs a "
+        f"stage, learning rate {terms['lr']}.",
+        f"Equal batches: {terms['same_train']} training and {terms['same_test']} test images, {terms['same_epochs']} "
+        f"epoch a stage, learning rate {terms['same_lr']}.",
     ]
 
 

@@ -128,10 +128,10 @@ def copied(model: nn.Module) -> State:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def commit_of(checkout: Path) -> str:
+def commit_of(checkout: Path, program: str = "system/main.py") -> str:
     """The checkout's commit. Exits if it is not a checkout."""
-    if not (checkout / "system" / "main.py").is_file():
-        raise SystemExit(f"{checkout} has no system/main.py: give the folder of a git checkout of the peer")
+    if not (checkout / program).is_file():
+        raise SystemExit(f"{checkout} has no {program}: give the folder of a git checkout of the peer")
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -144,22 +144,10 @@ def run_theirs(
 ) -> Outcome:
     """The peer's side, by its own command line. `patches`: further replacements, as `mock.patch` makes them."""
     row, task = watch.row, watch.task
-    for name in UNUSED:
-        if name not in sys.modules and importlib.util.find_spec(name) is None:
-            sys.modules[name] = mock.MagicMock()
     rounds = ["-gr", str(watch.rounds), "-eg", str(watch.rounds)]
-    command = ["main.py", *FIRST, *rounds, "-algo", row.algorithm, *row.options, *options]
-    place, system = Path.cwd(), (checkout / "system").resolve()
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        stack.callback(os.chdir, place)
-        os.chdir(folder)
-        stack.enter_context(mock.patch.object(sys, "argv", command))
-        stack.enter_context(mock.patch.object(sys, "path", [str(system), *sys.path]))
-        stack.enter_context(mock.patch.dict(os.environ))
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
+    command = [*FIRST, *rounds, "-algo", row.algorithm, *row.options, *options]
+    system = (checkout / "system").resolve()
+    with as_a_program(system, command, UNUSED) as stack:
         for patch in (*data_patches(watch), *model_patches(task, row), *patches(watch)):
             stack.enter_context(patch)
         stack.enter_context(begun(watch))
@@ -168,6 +156,27 @@ def run_theirs(
         except Finished:
             return watch.outcome()
     raise SystemExit(f"{row.algorithm} ended before round {watch.rounds}")
+
+
+@contextlib.contextmanager
+def as_a_program(folder: Path, arguments: Sequence[str], unused: Sequence[str]) -> Iterator[contextlib.ExitStack]:
+    """Inside the block, a peer's main.py in `folder` can run with these arguments: in an empty working folder, without
+    output. `unused`: packages that it imports and that need not be installed. The stack takes further replacements."""
+    for name in unused:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            sys.modules[name] = mock.MagicMock()
+    place = Path.cwd()
+    with contextlib.ExitStack() as stack:
+        empty = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.callback(os.chdir, place)
+        os.chdir(empty)
+        stack.enter_context(mock.patch.object(sys, "argv", ["main.py", *arguments]))
+        stack.enter_context(mock.patch.object(sys, "path", [str(folder), *sys.path]))
+        stack.enter_context(mock.patch.dict(os.environ))
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield stack
 
 
 def read(watch: Watch, dataset: str, client: int, is_train: bool = True, few_shot: int = 0) -> list[Any]:
