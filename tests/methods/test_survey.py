@@ -31,7 +31,7 @@ from fewbytes.experiments.tasks import find
 from fewbytes.methods.survey.figures import ColumnFigures, cells, describe, pooled, shown
 from fewbytes.methods.survey.survey import Reported, Survey, check_reported
 from fewbytes.report.survey_file import SurveyFile
-from fewbytes.report.survey_findings import Finding
+from fewbytes.report.survey_findings import Finding, findings
 from fewbytes.report.survey_page import notes_of
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import Layout, unpack
@@ -526,3 +526,40 @@ def test_digests_and_hidden_sums_are_refused_under_privacy(tmp_path):
         survey_here({**settings, "parameters": {"duplicates": True}}, tmp_path, ["figures"])
     whole = SurveyFile.read(survey_here(settings, tmp_path, ["nothing"]) / "survey.json")
     assert not whole.hidden
+
+
+@given(
+    st.lists(st.integers(-300, 300).map(lambda n: n / 10) | st.floats(-50, 50), min_size=1, max_size=300),
+    st.integers(1, 12),
+)
+def test_no_edge_of_a_cell_is_a_value(values, least):
+    edges, counts = cells(np.array(values), least)
+    assert not set(edges) & set(values)
+    assert sum(counts) == len(values)
+    assert all(count >= min(least, len(values)) for count in counts)
+
+
+def of_categories(counts: dict[str, int], least: int) -> ColumnFigures:
+    named, other = shown(counts, least)
+    return ColumnFigures("categories", sum(counts.values()), 0, categories=named, other=other)
+
+
+def test_categories_that_are_folded_are_no_drift():
+    alike = {"benign": 90, "malignant": 60}
+    of = {"north": {"d": of_categories(alike, 55)}, "south": {"d": of_categories({"benign": 96, "malignant": 54}, 55)}}
+    assert [each.kind for each in findings(of, [], 55)] == ["categories"]  # south may have fewer than 55
+    of["south"] = {"d": of_categories({"benign": 20, "malignant": 130}, 10)}
+    assert "drift" in [each.kind for each in findings(of, [], 10)]
+
+
+def test_with_noise_a_mean_of_few_cells_is_no_drift():
+    def noisy(mean: float, edges: list[float]) -> ColumnFigures:
+        counts = [100] * (len(edges) + 1)
+        return ColumnFigures("numbers", sum(counts), mean=mean, deviation=1.0, edges=edges, counts=counts, noise=5.0)
+
+    for edges in ([0.0], [0.0, 2.0]):
+        assert not findings({"north": {"x": noisy(0.0, edges)}, "south": {"x": noisy(2.0, edges)}}, [], 1)
+    fine = np.linspace(-4, 4, 60).tolist()
+    far = [edge + 8 for edge in fine]
+    found = findings({"north": {"x": noisy(0.0, fine)}, "south": {"x": noisy(8.0, far)}}, [], 1)
+    assert {each.kind for each in found} == {"drift"}

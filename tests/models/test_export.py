@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runs import PATIENCE
 from safetensors.torch import load_file
 from torch import nn
 
@@ -175,6 +179,27 @@ def test_a_table_from_python_says_what_its_columns_mean(own, tmp_path):
     assert said["target"] == [{"name": "cost", "mean": 3.5, "std": pytest.approx(2.5**0.5)}]
     assert (said["missing"]["rule"], said["unknown_category"]) == ("mean", "refused")
     assert "NaN" in said["missing"]["written"]
+
+
+def test_the_program_for_a_tables_rows_takes_what_the_run_took_with_pytorch_alone(tmp_path):
+    frame = {"age": [30, 50, 70, 50] * 5, "sex": ["f", "m", "f", "m"] * 5, "ill": ["no", "yes", "yes", "no"] * 5}
+    schema = Schema(target=("ill",), missing="mean", categories={"sex": ("f", "m")}, unknown="none")
+    data = table(frame, "ill", schema=schema)
+    task = fb.Task.on(federate(data, Partition("iid", 2)), lambda: nn.Linear(3, 2))
+    fb.run(fb.FedAvg(), task, rounds=1, out=tmp_path / "run", workers=1)
+    out = tmp_path / "run" / "export"
+    export_model(tmp_path / "run", formats=["torch"], build=lambda: nn.Linear(3, 2))
+    said = json.loads((out / "model.json").read_text())
+    assert said["table"]["unknown_category"] == "zeros, no category"
+    (out / "rows.csv").write_text("age,sex\n61,x\n")
+    code = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    assert "numpy" not in code
+    done = subprocess.run([sys.executable, "-c", code], cwd=out, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    age = said["table"]["columns"][0]
+    x = torch.tensor([[(61 - age["mean"]) / age["std"], 0.0, 0.0]])
+    wanted = fb.load_model(tmp_path / "run", build=lambda: nn.Linear(3, 2))(x).softmax(1)[0].tolist()
+    assert ast.literal_eval(done.stdout) == pytest.approx(dict(zip(["no", "yes"], wanted, strict=True)))
 
 
 def test_what_cannot_be_exported_is_told_in_one_line_and_leaves_nothing(finished, tmp_path, monkeypatch):

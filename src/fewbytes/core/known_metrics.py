@@ -29,7 +29,7 @@ def known_metric(kind: str, name: str, positive: int | None = None) -> Metric:
         raise UserError(f"there is no metric {name!r} here{suggestion(name, names)}; there are {', '.join(names)}")
     what = known[plain]
     if what.needs_positive and positive is None:
-        raise UserError(f"the metric {name} needs the positive class: give it (positive)")
+        raise UserError(f"the metric {name} needs the positive class: name it (--positive CLASS)")
     if not (what.score or what.of_one):
         make: Callable[[Tensor], Measure] = partial(_made, kind, what.path, dict(what.options))
     else:

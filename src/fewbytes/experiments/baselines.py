@@ -65,7 +65,8 @@ def check_without(site: str, names: Sequence[str], joined: bool) -> None:
 
 
 def _trained(what: str, method: Method, task: Task, found: Found, rounds: int, out: Path) -> Path:
-    settings = Settings(rounds=rounds, evaluate_every=rounds, workers=found.experiment.run.workers)
+    run = found.experiment.run  # as often scored as it, so that the best model is chosen alike
+    settings = Settings(rounds=rounds, evaluate_every=min(rounds, run.evaluate_every), workers=run.workers)
     return _run(what, method, task, settings, found, out)
 
 

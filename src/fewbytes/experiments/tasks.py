@@ -62,7 +62,7 @@ class Found:
         agreed = task.problem.agreed
         named |= {"tokenizer_digest": agreed[TOKENIZER]} if TOKENIZER in agreed else {}
         return named | {
-            "dataset": experiment.data.dataset,
+            "dataset": _named_data(experiment.data),
             "model": model.model,
             "partition": experiment.partition.partition,
             "sample_shape": list(task.problem.sample_shape),
@@ -71,6 +71,12 @@ class Found:
             **(_pools(task, experiment.partition.clients) if experiment.partition.newcomers else {}),
             **({"notes": list(self.notes)} if self.notes else {}),
         }
+
+
+def _named_data(data: DataSettings) -> str:
+    """The data set, or where the clients' data are if the server needs none of its own."""
+    none = data.dataset == DECLARED["dataset"].default and (data.schema is not None or data.sample_shape is not None)
+    return data.client_data or "the sites' own data" if none else data.dataset
 
 
 def _pools(task: Task, known: int) -> dict[str, list[int]]:

@@ -246,7 +246,7 @@ def _table(schema: dict[str, Any]) -> dict[str, Any]:
             "becomes": "0, the column's mean, or zeros, no category" if filled else "refused",
             "written": sorted({"", *schema.get("missing_marks", ())}),  # as in the table's file
         },
-        "unknown_category": "refused",
+        "unknown_category": "zeros, no category" if schema.get("unknown") == "none" else "refused",
     }
 
 

@@ -20,7 +20,7 @@ LOADED = {
 # These templates are Python that users run without fewbytes installed: for a table's rows, for classifying texts, and
 # for continuing texts.
 ROWS = Template("""\
-import csv, json, numpy, $library
+import csv, json, math, $library
 
 about = json.load(open("model.json", encoding="utf-8"))
 model = $loaded
@@ -36,11 +36,11 @@ ${softmax}def answer(row):  # a dict of values, or of text as a CSV file has it
         elif value in about["table"]["missing"]["written"]:
             $missing
         elif known is not None:
-            raise ValueError(f"{name} is {value!r}, and the model knows {known}")
+            $unknown
         else:
             number = float({"true": 1, "false": 0}.get(value.lower(), value))
             x.append((number - column["mean"]) / column["std"])
-    outputs = numpy.ravel($outputs[0].tolist())
+    outputs = $outputs[0].flatten().tolist()
     return $answer
 
 
@@ -49,8 +49,8 @@ for row in csv.DictReader(open("rows.csv", encoding="utf-8", newline="")):
 """)
 SOFTMAX = """\
 def softmax(logits):  # probabilities
-    powers = numpy.exp(logits - logits.max())
-    return (powers / powers.sum()).tolist()
+    powers = [math.exp(logit - max(logits)) for logit in logits]
+    return [power / sum(powers) for power in powers]
 
 
 """
@@ -59,13 +59,17 @@ MISSING = {
     "mean": "x += [0.0] * (1 if known is None else len(known))",
 }
 MISSING["drop"] = MISSING["refuse"]
+UNKNOWN = {
+    "refused": 'raise ValueError(f"{name} is {value!r}, and the model knows {known}")',
+    "zeros, no category": "x += [0.0] * len(known)",
+}
 ANSWERS = {
     "classes": 'dict(zip(about["classes"], softmax(outputs)))',
-    "labels": 'dict(zip(about["classes"], (1 / (1 + numpy.exp(-outputs))).tolist()))',
+    "labels": 'dict(zip(about["classes"], [1 / (1 + math.exp(min(700, -y))) for y in outputs]))',
     "numbers": '{of["name"]: float(y) * of["std"] + of["mean"] for of, y in zip(about["table"]["target"], outputs)}',
 }
 TEXTS = Template("""\
-import json, numpy, transformers, $library
+import json, math, numpy, transformers, $library
 
 about = json.load(open("model.json", encoding="utf-8"))
 tokenizer = transformers.AutoTokenizer.from_pretrained(".")
@@ -77,7 +81,7 @@ ${softmax}def answer(text):
     ids = numpy.full((1, $length), $filler, "int64")
     mask = numpy.zeros((1, $length), "int64")
     ids[0, : len(tokens)], mask[0, : len(tokens)] = tokens, 1
-    return dict(zip(about["classes"], softmax(numpy.asarray($outputs[0].tolist()))))
+    return dict(zip(about["classes"], softmax($outputs[0].tolist())))
 
 
 print(answer("a text of yours"))
@@ -181,9 +185,13 @@ def _snippet(about: About, library: str) -> str:
     """Python that runs the model: on a row, a text or an image, else on samples of zeros."""
     words = {"library": library, "loaded": LOADED[library], "softmax": SOFTMAX if about["learns"] == "classes" else ""}
     if about["table"]:
-        x = _outputs(library, {"x": 'numpy.array([x], "float32")'})
+        if library == "torch":
+            x = "model(torch.tensor([x]))"
+        else:
+            x = _outputs(library, {"x": 'numpy.array([x], "float32")'})
+            words["library"] = f"numpy, {library}"
         how = {"missing": MISSING[about["table"]["missing"]["rule"]], "answer": ANSWERS[about["learns"]]}
-        lines = ROWS.substitute(words, outputs=x, **how)
+        lines = ROWS.substitute(words, outputs=x, unknown=UNKNOWN[about["table"]["unknown_category"]], **how)
     elif about["text"]:
         words |= {"length": about["text"]["length"], "filler": about["text"]["padding"]["token"]}
         if about["learns"] == "classes":

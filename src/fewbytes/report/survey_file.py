@@ -133,8 +133,17 @@ def survey_of(folder: Path, names: Sequence[str] = ()) -> SurveyFile:
         Common((called[i], called[j]), count if count >= least or not count else None)
         for (i, j), count in common(state.reported).items()
     ]
-    whole.findings = findings(reported, whole.target, least)
+    whole.findings = [*findings(reported, whole.target, least), *map(_of_duplicates, filter(_is_some, whole.common))]
     return whole
+
+
+def _is_some(common: Common) -> bool:
+    return common.samples != 0
+
+
+def _of_duplicates(common: Common) -> Finding:
+    count = "some" if common.samples is None else f"{common.samples:,}"
+    return Finding("duplicates", "", list(common.sites), f"{count} samples are at both {' and '.join(common.sites)}")
 
 
 def write_survey_file(folder: Path, names: Sequence[str] = ()) -> SurveyFile:

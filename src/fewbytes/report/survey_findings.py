@@ -51,7 +51,7 @@ Sites = Mapping[str, Mapping[str, ColumnFigures]]
 class Finding(msgspec.Struct):
     """A sentence about a column between sites. `kind` says what it is about; `sites`: those that differ."""
 
-    kind: Literal["units", "classes", "categories", "columns", "missing", "unreadable", "drift"]
+    kind: Literal["units", "classes", "categories", "columns", "missing", "unreadable", "drift", "duplicates"]
     column: str
     sites: list[str]
     text: str
@@ -195,8 +195,10 @@ def _number(value: float | None) -> str:
 def _of_categories(column: str, of: Mapping[str, ColumnFigures], learnt: bool, least: int) -> Iterator[Finding]:
     reported = {site: set(figures.categories) for site, figures in of.items() if figures.categories}
     every = set[str]().union(*reported.values())
-    least = max(least, math.ceil(SURELY * max(figures.noise for figures in of.values())))  # with noise, to be named
-    few = f"no sample, or fewer than {least}," if least > 1 else "no sample"
+    named_from = max(
+        least, math.ceil(SURELY * max(figures.noise for figures in of.values()))
+    )  # with noise, to be named
+    few = f"no sample, or fewer than {named_from}," if named_from > 1 else "no sample"
     odd = [site for site in reported if _own(reported, site) and every - reported[site]]
     usual = {site: names for site, names in reported.items() if site not in odd} or dict([*reported.items()][:1])
     expected = set[str]().union(*usual.values())
@@ -218,7 +220,8 @@ def _of_categories(column: str, of: Mapping[str, ColumnFigures], learnt: bool, l
         )
     for site in usual if len(usual) > 1 else ():
         value = _difference({name: of[name] for name in usual}, site)
-        if value is not None and value >= SEEN and _is_beyond_noise(of, site, value):
+        doubt = sum((least - 1) / max(1, each.known) for each in of.values() if each.other is None)
+        if value is not None and value - doubt >= SEEN and _is_beyond_noise(of, site, value):
             text = (
                 f"{column!r}: the categories at {site} differ from the other sites' in {100 * value:.0f} % of samples"
             )

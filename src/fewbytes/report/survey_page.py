@@ -129,12 +129,13 @@ def notes_of(whole: SurveyFile) -> Iterator[str]:
             f"{', '.join(each.sites)} report {TELLS[each.tells]} alone: they are counted in one sum, which hides each "
             "of them, and in the column “all together”."
         )
-    if not any((site.samples or 0) >= whole.min_count for site in whole.sites) and not whole.hidden:
+    enough = any((site.samples or 0) >= whole.min_count for site in whole.sites)
+    if not enough and not whole.hidden and not whole.left_out:
         yield f"No site has {whole.min_count} samples, so there are no figures: survey with a smaller --min-count."
     if whole.left_out:
         yield (
             f"{', '.join(whole.left_out)} report no figures, and are part of no figure here: a sum hides a site only "
-            "among three or more with the same `tell`."
+            "among three or more with the same `tell`; if they tell nothing, it needs a table's columns, too (--like)."
         )
     if whole.small:
         yield f"{', '.join(whole.small)} have too few samples (min-count), and are part of no figure here."

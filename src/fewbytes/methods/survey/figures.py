@@ -64,11 +64,16 @@ class ColumnFigures(msgspec.Struct):
 
     @property
     def mean_error(self) -> float:
-        """The standard deviation of the mean by noise in the numbers of its cells."""
-        if not self.noise or self.mean is None or len(self.edges) < 2:
+        """How far noise in the numbers of its cells may move the mean: its standard deviation, and half of the cells'
+        widths, within which the mean of their values is not known. The outer ones count as wide as all others."""
+        if not self.noise or self.mean is None:
             return 0.0
-        middles = (np.array(self.edges[:-1]) + np.array(self.edges[1:])) / 2
-        return self.noise * float(np.sqrt(((middles - self.mean) ** 2).sum())) / max(1, self.known)
+        if len(self.edges) < 2:
+            return math.inf
+        edges, shares = np.array(self.edges), np.array(self.counts) / max(1, sum(self.counts))
+        widths = np.array([edges[-1] - edges[0], *np.diff(edges), edges[-1] - edges[0]])
+        drawn = self.noise * float(np.sqrt((((edges[:-1] + edges[1:]) / 2 - self.mean) ** 2).sum()))
+        return math.hypot(drawn / max(1, self.known), float((shares * widths).sum()) / 2)
 
     @property
     def share_error(self) -> float:
@@ -108,9 +113,18 @@ def cells(values: NDArray[np.float64], least: int) -> tuple[list[float], list[in
     ordered, each = np.sort(values), max(least, math.ceil(len(values) / CELLS))
     unit = rounding(float(values.std()), float(values[0]))
     cuts = np.ceil(ordered[each - 1 :: each] / unit) * unit
-    edges = np.unique(np.round(cuts, max(0, -math.floor(math.log10(unit)))))
+    digits = max(0, -math.floor(math.log10(unit)))
+    edges = between(np.unique(np.round(cuts, digits)), np.unique(ordered), digits + 1)
     counts = np.diff([0, *np.searchsorted(ordered, edges, side="right"), len(ordered)])
     return merged(edges.tolist(), counts.tolist(), least)
+
+
+def between(edges: NDArray[np.float64], values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
+    """The edges, each of those that is one of the `values` (ascending, distinct) moved half-way to the next value, with
+    so many decimal digits; without those that remain one."""
+    after = values[np.minimum(np.searchsorted(values, edges, side="right"), len(values) - 1)]
+    moved = np.where(np.isin(edges, values), np.round((edges + after) / 2, digits), edges)
+    return np.unique(moved[~np.isin(moved, values)])
 
 
 def rounding(deviation: float, value: float) -> float:
