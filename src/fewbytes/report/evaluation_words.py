@@ -87,7 +87,7 @@ def _gap(evaluation: Evaluation, gain: Figure) -> str:
     share, turn = in_percent(evaluation, main_metric(evaluation)), -1 if (gain["value"] or 0) < 0 else 1
 
     def number(value: float) -> str:
-        return f"{100 * value:.1f}" if share else f"{value:.3g}"
+        return f"{100 * value:z.1f}" if share else f"{value:z.3g}"
 
     unit = " percentage points" if share else ""
     text = f"{number(turn * (gain['value'] or 0.0))}{unit}"
