@@ -1,8 +1,8 @@
 """Figures that describe a site's column, none of fewer samples than a minimum; and their sums over sites.
 
 Numbers have an exact mean and deviation, and cells: at most CELLS ranges with the number of values in each, the outer
-ones open. Cells hold about equally many values, and their edges are rounded, so that no edge is a person's value. A
-quantile read from them is exact to the samples of one cell.
+ones open. Cells hold about equally many values; their edges are rounded, and none is a person's value. A quantile read
+from them is exact to the samples of one cell.
 """
 
 from __future__ import annotations
