@@ -173,7 +173,8 @@ class Display(Watcher):
             before = self._scores if last else {}
             self._scores = {metric: before.get(metric, {}) | kinds for metric, kinds in row["scores"].items()}
         if "privacy" in row:
-            self._spent = f"epsilon {row['privacy']['epsilon']:.2f}"
+            spent = row["privacy"]["epsilon"]
+            self._spent = f"epsilon {spent:.2f}" if spent else ""  # a survey's is stated beside its figures
         self._progress.update(self._bar, completed=done)
         self._show()
         often = 1 if self._command == "deploy" else max(1, self._rounds // 5)

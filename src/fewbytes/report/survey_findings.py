@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Literal
 
 import msgspec
@@ -220,12 +220,19 @@ def _of_categories(column: str, of: Mapping[str, ColumnFigures], learnt: bool, l
         )
     for site in usual if len(usual) > 1 else ():
         value = _difference({name: of[name] for name in usual}, site)
-        doubt = sum((least - 1) / max(1, each.known) for each in of.values() if each.other is None)
+        here, others = [of[site]], [figures for name, figures in of.items() if name != site]
+        doubt = sum(_unnamed(each, every, named_from - 1) for each in (here, others))
         if value is not None and value - doubt >= SEEN and _is_beyond_noise(of, site, value):
             text = (
                 f"{column!r}: the categories at {site} differ from the other sites' in {100 * value:.0f} % of samples"
             )
             yield Finding("drift", column, [site], text)
+
+
+def _unnamed(figures: Sequence[ColumnFigures], every: Set[str], most: int) -> float:
+    """The share of samples that may be of categories that are not named, each of at most so many at a site."""
+    rows = sum(most * len(every - each.categories.keys()) for each in figures)
+    return rows / max(1, sum(each.known for each in figures))
 
 
 def _own(reported: Mapping[str, set[str]], site: str) -> set[str]:
