@@ -797,7 +797,7 @@ CASES = {
     # the gradient of its keys' biases is 0 but for rounding, by which FedPURIN would choose what matters
     "DistilBert": Case(distilbert, sentences, ("fedavg", "fedbn")),
     "GPT2": Case(gpt2, counted_sentences),
-    "ViT": Case(transformers_vit, images),
+    "ViT": Case(transformers_vit, images, ("fedavg", "fedbn")),  # as DistilBert, on some processors
     "LoRA": Case(BERT_LORA, counted_sentences),
     "LoRA of layers": Case(adapted_layers),
     "DoRA": Case(partial(BERT_LORA, use_dora=True), counted_sentences),
