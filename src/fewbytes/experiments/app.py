@@ -163,7 +163,7 @@ def _exchange(
         return Exchange(vacant=Membership(folder, out / "deployment", names).vacant)
     from fewbytes.experiments.mailbox import Mail
 
-    mail = Mail(members["mailbox"], folder, names, frozenset(named_in(members["by_mailbox"])))
+    mail = Mail(members["mailbox"], folder, names, frozenset(named_in(members.get("by_mailbox", ""))))
     return mail.exchange(experiment, out, events.note)
 
 

@@ -437,7 +437,7 @@ class Deployment:
         config = self._settled.run_config | {"out": str(self.out), "resume": self.resume, "names": names}
         config |= {} if self.from_round is None else {"from_round": self.from_round}
         if self._how.federation is not None:
-            config["federation"] = str(self._how.federation)
+            config["federation"] = str(self._how.federation.absolute())
         if self._how.mailbox is not None:
             config |= {"mailbox": self._how.mailbox, "by_mailbox": self._how.by_mailbox or ""}
         for name, text in application_files(config).items():
