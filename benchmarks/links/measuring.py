@@ -96,14 +96,14 @@ def measured(start: Start, own: dict[str, str], terms: Terms) -> Measured:
 
 
 def measured_alone(start: Callable[[Path, dict[str, str], Terms], None], terms: Terms) -> Measured:
-    """Training alone: when the last site had trained an epoch, and the mean accuracy of the sites' models."""
+    """Training alone: when the last site had trained an epoch, since all had started, and the mean accuracy of the
+    sites' models."""
     with prepared(terms, {}) as (place, environment):
-        begun = time.time()
         start(place, environment, terms)
-        found = [[place / "models" / f"{s}-{r}.pt" for s in range(terms.sites)] for r in range(1, terms.rounds + 1)]
-        ends = [max(file.stat().st_mtime for file in files) - begun for files in found]
-        scores = [fmean(map(accuracy, files)) for files in found]
-    return Measured(ends, [0.0] * terms.rounds, [0.0] * terms.rounds, scores)
+        found = [[place / "models" / f"{s}-{r}.pt" for s in range(terms.sites)] for r in range(terms.rounds + 1)]
+        begun, *ends = (max(file.stat().st_mtime for file in files) for files in found)
+        scores = [fmean(map(accuracy, files)) for files in found[1:]]
+    return Measured([end - begun for end in ends], [0.0] * terms.rounds, [0.0] * terms.rounds, scores)
 
 
 @contextmanager

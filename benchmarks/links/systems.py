@@ -64,7 +64,9 @@ def flower(place: Path, environment: dict[str, str], terms: Terms, links: Links)
             )  # fmt: skip
         time.sleep(15)
         words = ["flwr", "run", str(HERE / "flower_app"), "tls", "--run-config", f"num-server-rounds={terms.rounds}"]
-        done(place, [*words, "--stream"], environment)
+        printed = done(place, [*words, "--stream"], environment)
+        shown = [line for line in printed.splitlines() if "failure" in line or "rror" in line]
+        print("\n".join(shown), file=sys.stderr, flush=True)
 
 
 def nvflare(place: Path, environment: dict[str, str], terms: Terms, links: Links) -> None:
@@ -113,12 +115,14 @@ def deployed(terms: Terms) -> Measured:
     )  # fmt: skip
 
 
-def done(place: Path, words: Sequence[str], environment: dict[str, str]) -> None:
-    """Run a command to its end. Raises RuntimeError, with the end of what it and the others printed, if it fails."""
+def done(place: Path, words: Sequence[str], environment: dict[str, str]) -> str:
+    """Run a command to its end; returns what it printed. Raises RuntimeError, with the end of that and of what the
+    others printed, if it fails."""
     ended = subprocess.run(words, env=environment, cwd=place, capture_output=True, text=True, timeout=DAY)
     if ended.returncode:
         log = (place / "log").read_text()[-4000:] if (place / "log").exists() else ""
         raise RuntimeError(f"{' '.join(words)}\n{(ended.stdout + ended.stderr)[-4000:]}\n{log}")
+    return ended.stdout + ended.stderr
 
 
 @contextlib.contextmanager

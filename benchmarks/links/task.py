@@ -81,8 +81,9 @@ def keep(state: Mapping[str, Any], name: int | str) -> None:
 
 
 def alone(site: int, rounds: int) -> None:
-    """A site's training alone, as many epochs as there are rounds; keeps the model of each."""
+    """A site's training alone, as many epochs as there are rounds; keeps the first model, and that of each."""
     state = first()
+    keep(state, f"{site}-0")
     for round_number in range(1, rounds + 1):
         state = train(state, site, round_number)
         keep(state, f"{site}-{round_number}")

@@ -25,7 +25,8 @@ from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.experiments.tasks import find
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
-from fewbytes.report.folder import Direction, RunFolder, read_run
+from fewbytes.report.folder import Direction, RunFolder
+from fewbytes.report.reading import read_run
 from fewbytes.reproduce import TABLES, Scale, Table, read_table, reproduce, reproduce_all, running
 from fewbytes.reproduce.figures import Best, Locals, Mean, Probes, Stored, Total, Traffic
 from fewbytes.reproduce.found import CellRuns

@@ -165,7 +165,10 @@ class Stream:
         stream, since = self._stream, self._receivers.get(str(receiver), -1)
         sure = self._sent.get(str(receiver), -1) == since  # else it may hold a later version, and has not confirmed it
         self._sent[str(receiver)] = stream.number
-        steps, whole = stream.since(since), self._frames(known=str(receiver) not in self._others)
+        steps = stream.since(since)
+        if steps is not None and len(steps) <= 1:
+            return bytes(pack(Versions(stream.name, stream.number, False, steps), coded=False))
+        whole = self._frames(known=str(receiver) not in self._others)
         most = sum(map(len, whole))
         frame = self._merge(since) if sure and steps is not None and len(steps) > 1 and stream.unit else None
         if frame is not None and len(frame) <= most:

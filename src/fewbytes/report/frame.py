@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbytes.base.extras import needs
-from fewbytes.report.folder import RunFolder, read_runs
+from fewbytes.report.folder import RunFolder
+from fewbytes.report.reading import read_runs
 from fewbytes.report.repeats import repeated
 
 if TYPE_CHECKING:

@@ -7,15 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
-from fewbytes.base.units import unit_of
-from fewbytes.report import choice, evaluation_page, leaks, left_out, notes, pictures, pieces, scores, target
+from fewbytes.report import (
+    choice,
+    choice_page,
+    evaluation_page,
+    leaks,
+    left_out,
+    notes,
+    pictures,
+    pieces,
+    scores,
+    summary,
+    target,
+)
 from fewbytes.report.charts import (
     DIRECTIONS,
     called,
@@ -33,19 +43,11 @@ from fewbytes.report.charts import (
 from fewbytes.report.differences import differences
 from fewbytes.report.document import document
 from fewbytes.report.evaluation import evaluation_of
-from fewbytes.report.folder import Direction, RunFolder, when
+from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.records import Partition, Probed
 from fewbytes.report.repeats import Repeated, repeated, seeds_of
-from fewbytes.report.table import (
-    badges_of,
-    best_models,
-    grouped_by,
-    intervals,
-    majority_rows,
-    mixed,
-    of_clients,
-)
+from fewbytes.report.table import grouped_by, intervals
 from fewbytes.report.times import Goal
 from fewbytes.report.tuned import tuned
 from fewbytes.running.rounding import MEASURED, rounded_rows
@@ -57,68 +59,6 @@ _PROBED: dict[Probed, tuple[str, Layout]] = {
     "information_y": ("Of the label, I(H;Y)", {"title": "nats"}),
     "linear_accuracy": ("Linear separability", score_axis("accuracy", True)),
 }
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Bytes of a run in one direction: total, per client and round, as papers count them; None if unknown. Of several
-    seeds the means."""
-
-    total: int
-    each: float | None
-    nominal: int | None
-
-
-@dataclass(frozen=True)
-class SummaryRow:
-    """A method in the summary: scores as text, of the run's main kind unless stated; of several seeds, means and
-    deviations."""
-
-    label: str
-    badges: list[str]
-    kind: str | None
-    final: str
-    best: str
-    best_when: str
-    of_server: str  # final, of the server's model
-    of_clients: str  # final, of the clients' own models
-    further: list[str]  # final, by other metrics
-    uplink: Moved
-    downlink: Moved
-    both: int  # bytes
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Highest:
-    """The run with the best final score, that score and its kind; `by` states the metric of the comparison."""
-
-    by: str
-    label: str
-    score: str
-    kind: str | None
-    higher: bool
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Scores and bytes of every run, the metrics, and the score of guessing the majority class, by kind."""
-
-    metric: str
-    further: list[str]
-    rows: list[SummaryRow]
-    majorities: list[tuple[str, dict[str, float | None]]]
-    highest: Highest | None
-    cheapest: SummaryRow
-    best_models: list[str]
-    apart: bool = False  # judged on different test data
-
-    @property
-    def units(self) -> dict[str, str]:
-        """The units of bytes: of totals, and of a client's in a round."""
-        ways = [moved for row in self.rows for moved in (row.uplink, row.downlink)]
-        totals = chain([row.both for row in self.rows], *((moved.total, moved.nominal) for moved in ways))
-        return {"total": unit_of(totals), "each": unit_of(moved.each for moved in ways)}
 
 
 @dataclass(frozen=True)
@@ -189,9 +129,9 @@ def _page(runs: Sequence[RunFolder], goal: Goal) -> str:
         runs=runs,
         groups=groups,
         many=MANY,
-        choice=choice.section(runs, charts),
+        choice=choice_page.section(runs, charts),
         target=target.section(groups, goal, charts),
-        summary=_summary(groups),
+        summary=summary.section(groups),
         differences=differences(runs),
         tuned=tuned(runs),
         sites=evaluation_page.section(by_site, charts),
@@ -245,79 +185,6 @@ def _facts(runs: Sequence[RunFolder]) -> list[str]:
     }.items():
         facts += [f"{key} {', '.join(unique(values))}"] if unique(values) else []
     return facts
-
-
-def _summary(groups: Sequence[Repeated]) -> Summary:
-    runs = [run for group in groups for run in group.runs]
-    apart = mixed(runs)
-    more = unique(metric for run in runs for metric in run.metrics[1:])
-    further = [(metric, kind) for metric in more for kind in (("global", "personalised") if apart else ("",))]
-    rows = [_summary_row(group, groups, further) for group in groups]
-    cheapest = min(rows, key=lambda row: row.both)
-    best = [] if seeds_of(groups) else best_models(runs)
-    heads = [f"{metric} {kind}".strip() for metric, kind in further]
-    metric = scores.main_metric(groups)
-    return Summary(metric, heads, rows, majority_rows(runs), _highest(groups), cheapest, best, apart)
-
-
-def _summary_row(group: Repeated, groups: Sequence[Repeated], further: Sequence[tuple[str, str]]) -> SummaryRow:
-    """`further`: metrics, each with a kind ("": the main one). Where runs are judged on different test data, no column
-    has the scores by which each is judged."""
-    run, done = group.first, group.done
-    kind = None if mixed([each.first for each in groups]) else run.kind
-    found = [each.score(kind) for each in done]
-    uplink, downlink = (_moved(group, way) for way in DIRECTIONS)
-    best_row = found[0].best_row if len(found) == 1 else None
-    return SummaryRow(
-        label=group.label,
-        badges=badges_of(group, groups),
-        kind=run.kind,
-        final=group.written([score.final for score in found]),
-        best=group.written([score.best for score in found]),
-        best_when="" if best_row is None else when(best_row),
-        of_server=group.written([each.score("global").final for each in done]),
-        of_clients=group.written([of_clients(each) for each in done]),
-        further=[
-            group.written([each.score(of or kind, metric).final for each in done], metric) for metric, of in further
-        ],
-        uplink=uplink,
-        downlink=downlink,
-        both=round(group.mean(lambda each: each.total_bytes("both"))),
-        seconds=group.mean(lambda each: each.seconds),
-    )
-
-
-def _moved(group: Repeated, direction: Direction) -> Moved:
-    """Means over the runs; None if unknown for one of them."""
-    runs = group.done or list(group.runs)
-    each = [run.bytes_per_client_round(direction) for run in runs]
-    nominal = [run.nominal_bytes(direction) for run in runs]
-    return Moved(
-        round(group.mean(lambda run: run.total_bytes(direction))),
-        None if None in each else fmean(count or 0 for count in each),
-        None if None in nominal else round(fmean(count or 0 for count in nominal)),
-    )
-
-
-def _highest(groups: Sequence[Repeated]) -> Highest | None:
-    firsts = [group.first for group in groups]
-    kinds = {group.label: group.first.kind for group in groups}
-    by = ""
-    if len(set(kinds.values())) > 1:
-        shared = [k for k in ("personalised", "global") if all(run.score(k).final is not None for run in firsts)]
-        kinds |= dict.fromkeys(kinds, shared[0]) if shared else {}
-        name = scores.main_metric(groups)
-        if not shared and mixed(firsts):
-            return None
-        by = f"By the {name} all runs have measured, " if shared else f"Each by its own kind of {name}, "
-    if len({run.metric for run in firsts}) > 1:
-        return None
-    finals = {g.label: list(found.values()) for g in groups if (found := g.finals(kinds[g.label]))}
-    if not finals:
-        return None
-    best = (max if firsts[0].higher() else min)(finals, key=lambda label: fmean(finals[label]))
-    score = next(group for group in groups if group.label == best).written(finals[best])
-    return Highest(by, best, score, kinds[best], firsts[0].higher())
 
 
 def _confusions(runs: Sequence[RunFolder]) -> list[tuple[str, list[str], list[tuple[str, list[int]]]]]:

@@ -18,7 +18,8 @@ from fewbytes.experiments.run_folders import begun, finished
 from fewbytes.experiments.settings import Experiment, experiment_of, make_experiment
 from fewbytes.generators import load_generator
 from fewbytes.methods import short_name
-from fewbytes.report.folder import RunFolder, read_run
+from fewbytes.report.folder import RunFolder
+from fewbytes.report.reading import read_run
 from fewbytes.reproduce.grid import Cell
 
 NOT_COMPARED = ("workers", "device")

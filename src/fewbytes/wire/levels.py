@@ -61,12 +61,11 @@ def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: S
     numbers = [_numbers(m, fold, here) for m, fold, here in zip(levels, folds, kept, strict=True)]
     classes = _classes(numbers, folds, kept)
     magnitudes = np.concatenate([np.zeros(0, np.uint16), *levels])
-    symbols, spare = _symbols(magnitudes)
-    low, high = _span(classes)
+    symbols, large = _symbols(magnitudes)
+    most = max(2, int(symbols.max(initial=0)) + 1)  # the coder's minimum
+    low, high, counts = _counts(classes, symbols, most)
     np.clip(classes, low, high, out=classes)
     classes -= low
-    most = max(2, int(symbols.max(initial=0)) + 1)  # the coder's minimum
-    counts = _counts(classes, symbols, high - low + 1, most)
     stored, usual = _tables(counts), usual_tables(low, high, most)
     travel = _bytes(counts, usual) > _bytes(counts, _FREQUENCIES[stored]) + _size(stored)
     tables = _FREQUENCIES[stored] if travel else usual
@@ -85,7 +84,7 @@ def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: S
     ]
     sink.section([coder.get_compressed().astype("<u4")])
     sink.section([np.packbits(negative, bitorder="little")])
-    sink.section([_low_bits(magnitudes, spare)])
+    sink.section([_low_bits(magnitudes[large], _SPARE[symbols[large]])])
     return [low, high, most, *headers]
 
 
@@ -152,10 +151,10 @@ def kinds(sizes: Sequence[Array], folds: Sequence[Shape], kept: Kept) -> Array:
 
 def entropy(levels: Array, kinds: Array, weights: Array) -> float:
     """Estimated bits for the magnitudes and signs of values in these groups; each value counts `weights` times."""
-    symbols, spare = _symbols(levels)
+    symbols, _ = _symbols(levels)
     counts = np.bincount(kinds.astype(np.int32) * SYMBOLS + symbols, weights)
     whole = np.bincount(kinds, weights)
-    bits = float(weights[symbols > 0].sum()) + (float(np.dot(weights, spare)) if spare.size else 0.0)
+    bits = float(weights[symbols > 0].sum()) + float(np.dot(weights, _SPARE[symbols]))
     return bits + float(_surprise(whole).sum() - _surprise(counts).sum())
 
 
@@ -188,15 +187,28 @@ def _numbers(magnitudes: Array, shape: Shape, kept: Array | None) -> Array:
     if kept is not None:
         values = np.zeros(kept.size, magnitudes.dtype)
         values[kept] = magnitudes
-    whole = _halves(values.sum(dtype=np.float64), magnitudes.size)
+    total, sums = _sums(values, shape)
+    whole = _halves(total, magnitudes.size)
     parts = [np.clip(whole, LEAST, GREATEST)[None]]
     for axis, own in enumerate(_own(shape)):
         if own:
             others = tuple(other for other in range(3) if other != axis)
-            sums = values.reshape(shape).sum(others, dtype=np.float64)
             per_place = values.size // own if kept is None else np.count_nonzero(kept.reshape(shape), axis=others)
-            parts.append(np.clip(_halves(sums, per_place) - whole, -APART, APART))
+            parts.append(np.clip(_halves(sums[axis], per_place) - whole, -APART, APART))
     return np.concatenate(parts).astype(np.int8)
+
+
+def _sums(values: Array, shape: Shape) -> tuple[Any, list[Array]]:
+    """The sum of all values, and the sums over the other axes of each of three, float64. Whole numbers are added as
+    such, which is exact and far faster."""
+    if values.dtype.kind == "f":
+        by_axis = [values.reshape(shape).sum(others, dtype=np.float64) for others in ((1, 2), (0, 2), (0, 1))]
+        return values.sum(dtype=np.float64), by_axis
+    kind = np.uint32 if int(values.max(initial=0)) * values.size < 1 << 32 else np.uint64
+    rows = values.reshape(shape[0], shape[1] * shape[2])
+    columns = rows.sum(0, dtype=kind).reshape(shape[1:])
+    by_axis = [rows.sum(1, dtype=kind), columns.sum(1, dtype=kind), columns.sum(0, dtype=kind)]
+    return columns.sum(dtype=np.float64), [each.astype(np.float64) for each in by_axis]
 
 
 def _halves(sums: Array, counts: Any) -> Array:
@@ -217,23 +229,23 @@ def _classes(numbers: Sequence[Array], folds: Sequence[Shape], kept: Kept) -> Ar
     return np.concatenate(parts)
 
 
-def _span(classes: Array) -> tuple[int, int]:
-    """The lowest and highest class to keep apart: those beyond have too few values."""
-    counts = np.bincount(classes.view(np.uint8) ^ 128, minlength=256)
+def _span(counts: Array) -> tuple[int, int]:
+    """The lowest and highest class to keep apart: those beyond have too few values. `counts`: by class from -128."""
     enough = np.flatnonzero(np.cumsum(counts) >= FEW)
     low = int(enough[0]) if enough.size else 128
     enough = np.flatnonzero(np.cumsum(counts[::-1]) >= FEW)
     high = 255 - int(enough[0]) if enough.size else low
-    return min(low, high) - 128, max(low, high) - 128
+    return min(low, high), max(low, high)
 
 
 def _symbols(magnitudes: Array) -> tuple[Array, Array]:
-    """The symbol of each magnitude, uint8, and the number of its lowest bits not in the symbol."""
-    if magnitudes.max(initial=0) < FINE:
-        return magnitudes.astype(np.uint8), np.zeros(0, np.uint8)
-    spare = np.maximum(np.frexp(magnitudes.astype(np.float32))[1] - 4, 0).astype(np.uint8)
-    upper = magnitudes >> spare  # 8 to 15 if bits are spare
-    return np.where(spare, upper + 8 * spare, magnitudes).astype(np.uint8), spare
+    """The symbol of each magnitude, uint8, and the places of those whose lowest bits are not in the symbol."""
+    symbols, large = magnitudes.astype(np.uint8), np.flatnonzero(magnitudes >= FINE)
+    if large.size:
+        values = magnitudes[large]
+        spare = np.frexp(values.astype(np.float32))[1] - 4
+        symbols[large] = (values >> spare.astype(np.uint16)) + 8 * spare  # 8 to 15, and eight for each bit
+    return symbols, large
 
 
 def _low_bits(magnitudes: Array, spare: Array) -> Array:
@@ -244,15 +256,19 @@ def _low_bits(magnitudes: Array, spare: Array) -> Array:
 
 def _from_low_bits(symbols: Array, section: memoryview) -> Array:
     """The magnitudes of symbols, uint16; works in little memory, as do all decoders."""
-    spare, magnitudes = _SPARE[symbols], _LOWEST[symbols]
-    counts = [int(np.count_nonzero(spare > bit)) for bit in range(int(spare.max(initial=0)))]
+    magnitudes, planes = symbols.astype(np.uint16), range(_LOW_BITS[int(symbols.max(initial=0))])
+    counts = [int(np.count_nonzero(symbols >= FINE + 8 * bit)) for bit in planes]
     _check_bits(section, sum(counts))
-    at = 0
-    for bit, count in enumerate(counts):
-        plane = np.zeros(symbols.size, bool)
-        plane[spare > bit] = _bits(section, at, count)
-        magnitudes |= np.left_shift(plane, bit, dtype=np.uint16)
-        at += count
+    at = [sum(counts[:bit]) for bit in planes]
+    for start in range(0, symbols.size, BLOCK):
+        here = symbols[start : start + BLOCK]
+        large = np.flatnonzero(here >= FINE)
+        values = _LOWEST[here[large]]
+        for bit in planes:
+            having = np.flatnonzero(here[large] >= FINE + 8 * bit)
+            values[having] |= np.left_shift(_bits(section, at[bit], having.size), bit, dtype=np.uint16)
+            at[bit] += having.size
+        magnitudes[start + large] = values
     return magnitudes
 
 
@@ -270,13 +286,20 @@ def _bits(section: memoryview, start: int, count: int) -> Array:
     return np.unpackbits(data, bitorder="little")[start % 8 :][:count].view(bool)
 
 
-def _counts(classes: Array, symbols: Array, count: int, most: int) -> Array:
-    """Frequency of each symbol in each class, (classes, symbols)."""
-    total = np.zeros(count * most, np.int64)
+def _counts(classes: Array, symbols: Array, most: int) -> tuple[int, int, Array]:
+    """The lowest and highest class to keep apart, and the frequency of each symbol in each of these, (classes,
+    symbols); values of the classes beyond count as theirs."""
+    total = np.zeros(256 * most, np.int64)
+    shifted = classes.view(np.uint8) ^ 128  # from 0
     for start in range(0, symbols.size, BLOCK):
-        here = classes[start : start + BLOCK].astype(np.int32) * most + symbols[start : start + BLOCK]
-        total += np.bincount(here, minlength=count * most)
-    return total.reshape(count, most)
+        here = shifted[start : start + BLOCK].astype(np.intp) * most + symbols[start : start + BLOCK]
+        total += np.bincount(here, minlength=256 * most)
+    by_class = total.reshape(256, most)
+    low, high = _span(by_class.sum(1))
+    counts = by_class[low : high + 1].copy()
+    counts[0] += by_class[:low].sum(0)
+    counts[-1] += by_class[high + 1 :].sum(0)
+    return low - 128, high - 128, counts
 
 
 def _tables(counts: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +90,7 @@ def round_values(
         else:
             lossy.left += value.numel()
     flat = np.concatenate([np.zeros(0, np.float32), *wanted])
-    peak = float(np.abs(flat).max(initial=0))
+    peak = _peak(flat)
     if not flat.size or not math.isfinite(peak):
         return None
     energy = _energy(flat, peak)
@@ -125,7 +125,7 @@ def round_on_grid(
         else:
             lossy.left += value.numel()
     grid, flat = lossy.grid, np.concatenate([np.zeros(0, np.float32), *wanted])
-    peak = float(np.abs(flat).max(initial=0))
+    peak = _peak(flat)
     if grid is None or not flat.size or not math.isfinite(peak):
         return None
     energy = _energy(flat, peak)
@@ -161,7 +161,7 @@ def round_finely(
             lowest.append(before if bool((value > 0).all()) else np.full(before.shape, np.inf, np.float32))
             here.append(place)
     flat = np.concatenate([np.zeros(0, np.float32), *wanted])
-    peak = float(np.abs(flat).max(initial=0))
+    peak = _peak(flat)
     if not peak or not math.isfinite(peak):
         return None
     step = max(_best_step(wanted, here, Rate(FINE), _energy(flat, peak)), np.float32(peak / (MOST - 1)), TINY)
@@ -180,9 +180,10 @@ def _encoded(
     """Write the levels of values, which become what rounding lost; returns the levels' header."""
     cuts = np.cumsum([place.size for place in places])[:-1]
     folds, kept = [fold(place.entry.shape) for place in places], [place.kept for place in places]
-    negative = flat[magnitudes > 0] < 0
+    negative = np.concatenate([flat[here] < 0 for here in _nonzero(magnitudes)] or [np.zeros(0, bool)])
     header: list[Any] = encode_levels(sink, np.split(magnitudes, cuts), negative, folds, kept)
-    flat -= _rounded(magnitudes, negative, step, points)
+    for here, values in _rounded(magnitudes, negative, step, points):
+        flat[here] -= values
     return header
 
 
@@ -224,7 +225,10 @@ def rounded_values(
         raise FrameError("type", "rounded values are not floating-point numbers")
     folds, kept = [fold(place.entry.shape) for place in here], [place.kept for place in here]
     magnitudes, negative = decode_levels(source, inner, folds, kept, early)
-    parts = iter(torch.from_numpy(_rounded(magnitudes, negative, step, points)).split([p.size for p in here]))
+    flat = np.zeros(magnitudes.size, np.float32)
+    for chosen, values in _rounded(magnitudes, negative, step, points):
+        flat[chosen] = values
+    parts = iter(torch.from_numpy(flat).split([p.size for p in here]))
     out: list[Tensor | None] = []
     for place, way, base in zip(places, ways, bases, strict=True):
         value = next(parts).to(DTYPES[place.entry.dtype]) if way else None
@@ -244,6 +248,11 @@ def _wanted(value: Tensor, base: Tensor | None) -> tuple[int, Tensor]:
         if _energy(difference.numpy(), peak) <= _energy(value.numpy(), peak):
             return DIFFERENCE, difference
     return ITSELF, value
+
+
+def _peak(values: Array) -> float:
+    """The largest absolute value; NaN if there is one."""
+    return float(np.maximum(values.max(initial=0), -values.min(initial=0)))
 
 
 def _energy(values: Array, peak: float) -> float:
@@ -275,13 +284,14 @@ def _left(place: Place, missing: Array, before: Tensor | None) -> Tensor:
 
 def _magnitudes(values: Array, step: Any) -> Array:
     """The magnitude of each value's level, uint16; larger ones are clipped, and error feedback corrects them."""
-    scaled = np.abs(values)
-    scaled *= np.float32(1) / np.float32(step)
-    zero = scaled < ZERO
-    scaled += np.float32(UP)
-    np.minimum(scaled, MOST, out=scaled)
-    levels = scaled.astype(np.uint16)
-    levels[zero] = 0
+    levels = np.empty(values.size, np.uint16)
+    for start in range(0, values.size, BLOCK):
+        scaled = np.abs(values[start : start + BLOCK])
+        scaled *= np.float32(1) / np.float32(step)
+        nonzero = scaled >= ZERO
+        scaled += np.float32(UP)
+        np.minimum(scaled, MOST, out=scaled)
+        np.multiply(scaled.astype(np.uint16), nonzero, out=levels[start : start + BLOCK])
     return levels
 
 
@@ -295,21 +305,24 @@ def _points(values: Array, magnitudes: Array, step: Any) -> list[int]:
     return points
 
 
-def _rounded(magnitudes: Array, negative: Array, step: Any, points: Sequence[int]) -> Array:
-    """The float32 values that levels represent."""
-    offsets = np.array([0, *points], np.float32) * np.float32(0.5 / FINENESS)
-    out, at = np.empty(magnitudes.size, np.float32), 0
+def _nonzero(magnitudes: Array) -> Iterator[Array]:
+    """The places of levels that are not 0, block by block."""
     for start in range(0, magnitudes.size, BLOCK):
-        here, where = magnitudes[start : start + BLOCK], out[start : start + BLOCK]
-        nonzero = np.flatnonzero(here)
-        np.take(offsets, np.minimum(here, POINTS), out=where)
-        where += here
+        yield np.flatnonzero(magnitudes[start : start + BLOCK] != 0) + start
+
+
+def _rounded(magnitudes: Array, negative: Array, step: Any, points: Sequence[int]) -> Iterator[tuple[Array, Array]]:
+    """The places of levels that are not 0, and the float32 values that they represent, block by block."""
+    offsets, at = np.array([0, *points], np.float32) * np.float32(0.5 / FINENESS), 0
+    for here in _nonzero(magnitudes):
+        levels = magnitudes[here]
+        values = offsets[np.minimum(levels, POINTS)]
+        values += levels
         with np.errstate(over="ignore"):  # another sender's step may be near the largest number
-            where *= np.float32(step)
-        flipped = nonzero[negative[at : at + nonzero.size]]
-        where[flipped] = -where[flipped]
-        at += nonzero.size
-    return out
+            values *= np.float32(step)
+        values *= np.where(negative[at : at + here.size], np.float32(-1), np.float32(1))
+        yield here, values
+        at += here.size
 
 
 def _step(values: Sequence[Array], places: Sequence[Place], bits: float) -> float:
