@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from measuring import Measured, Terms, measured, measured_alone
-from page import FLOWER, HEAD, OURS, row
+from page import FLOWER, OURS
 from systems import alone, deployed, flower, nvflare
 
 SYSTEMS: dict[str, Callable[[Terms], Measured]] = {
@@ -30,7 +30,8 @@ SYSTEMS: dict[str, Callable[[Terms], Measured]] = {
     "NVFlare's FedAvg": partial(measured, nvflare, {"LINKS_QUANTISER": ""}),
     "NVFlare's FedAvg, 8 bits": partial(measured, nvflare, {"LINKS_QUANTISER": "blockwise8"}),
     "NVFlare's FedAvg, 4 bits": partial(measured, nvflare, {"LINKS_QUANTISER": "normfloat4"}),
-    OURS: partial(measured, flower, {"LINKS_UP": "1", "LINKS_DOWN": "1"}),
+    OURS: partial(measured, flower, {"LINKS_UP": "1", "LINKS_DOWN": "1", "LINKS_FIRST": "1"}),
+    f"{OURS}, without first": partial(measured, flower, {"LINKS_UP": "1", "LINKS_DOWN": "1", "LINKS_FIRST": ""}),
     "fewbytes deploy fedavg": deployed,
     "training alone": partial(measured_alone, alone),
 }
@@ -38,7 +39,7 @@ SYSTEMS: dict[str, Callable[[Terms], Measured]] = {
 
 
 def main() -> None:
-    """Print a table a rate, a row a system."""
+    """Print a line a system, and keep all figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", type=float, nargs="+", default=[10.0], help="rates of each site's link, both ways")
     parser.add_argument("--sites", type=int, default=3)
@@ -48,16 +49,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a file to which all figures are added, as JSON lines")
     given = parser.parse_args()
     for mbit in given.mbit:
-        print(f"\n{given.sites} sites of {given.images} images, {mbit:g} Mbit/s each way, {given.rounds} rounds\n")
-        print(HEAD, flush=True)
-        first: dict[str, object] | None = None
+        print(f"{given.sites} sites of {given.images} images, {mbit:g} Mbit/s each way, {given.rounds} rounds")
         for name in given.systems:
             found = SYSTEMS[name](Terms(given.sites, given.images, given.rounds, mbit))._asdict()
             run = {"system": name, "mbit": mbit, "rounds": given.rounds} | found
-            first = first or run
             with given.out.open("a") as file:
                 file.write(json.dumps(run) + "\n")
-            print(row(run, first), flush=True)
+            seconds, moved = found["seconds"][-1] / given.rounds, (found["up"][-1] + found["down"][-1]) / given.rounds
+            print(f"{name}: {found['accuracy'][-1]:.1%}, {seconds:.1f} s and {moved:.4g} MB a round", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "links.json"
 FLOWER, OURS = "Flower's FedAvg", "Flower's FedAvg, two lines changed"
-HEADS = (
-    "", "rounds", "accuracy", "MB up", "MB down", "MB both", f"a round: times fewer bytes than {FLOWER}", "s a round",
-    "s to target", "MB to target",
-)  # fmt: skip
-HEAD = f"| {' | '.join(HEADS)} |\n| --- {'| ---: ' * (len(HEADS) - 1)}|"
 MARGIN = 0.005
 """The target is Flower's last accuracy, less this."""
 RATE = 10.0
@@ -28,18 +23,32 @@ SHOWN = {FLOWER: "#8a8f98", OURS: "#1f6feb", "NVFlare's FedAvg, 8 bits": "#b0712
 NAMED = {OURS: "the same app with fewbytes, two lines changed"}
 
 
-def row(run: dict[str, Any], first: dict[str, Any]) -> str:
-    """A run as a row of Markdown, compared with the first one."""
-    rounds, there = len(run["seconds"]), reached(run, first)
+def table(runs: list[dict[str, Any]], learned: bool) -> str:
+    """Runs at one rate as a table, each compared with Flower's own. `learned`: with accuracies, which few rounds do not
+    show."""
+    first = next(run for run in runs if run["system"] == FLOWER)
+    heads = ["", "rounds", "MB up", "MB down", "MB both", f"a round: times fewer bytes than {FLOWER}", "s a round"]
+    if learned:
+        heads += [f"accuracy after round {len(first['seconds'])}", "s to target", "MB to target"]
+    rows = [" | ".join(_cells(run, first, learned)) for run in runs]
+    return "\n".join(
+        [f"| {' | '.join(heads)} |", f"| --- {'| ---: ' * (len(heads) - 1)}|", *(f"| {r} |" for r in rows)]
+    )
+
+
+def _cells(run: dict[str, Any], first: dict[str, Any], learned: bool) -> list[str]:
+    rounds, there, same = len(run["seconds"]), reached(run, first), len(first["seconds"])
     moved = [run["up"][-1], run["down"][-1], total(run)]
-    fewer = total(first) / len(first["seconds"]) * rounds / moved[-1] if moved[-1] else None
-    cells = [
-        run["system"], str(rounds), f"{100 * run['accuracy'][-1]:.1f} %", *(f"{value:.4g}" for value in moved),
-        "" if fewer is None else f"{fewer:.3g}", f"{run['seconds'][-1] / rounds:.1f}",
-        "not reached" if there is None else f"{run['seconds'][there]:.0f} (round {there + 1})",
-        "" if there is None else f"{total(run, there):.4g}",
-    ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
+    fewer = total(first) / same * rounds / moved[-1] if moved[-1] else None
+    cells = [run["system"], str(rounds), *(f"{value:.4g}" for value in moved)]
+    cells += ["" if fewer is None else f"{fewer:.3g}", f"{run['seconds'][-1] / rounds:.1f}"]
+    if learned:
+        cells += [
+            f"{100 * run['accuracy'][same - 1]:.1f} %" if rounds >= same else "",
+            "not reached" if there is None else f"{run['seconds'][there]:.0f} (round {there + 1})",
+            "" if there is None else f"{total(run, there):.4g}",
+        ]
+    return cells
 
 
 def total(run: dict[str, Any], there: int = -1) -> float:
@@ -53,13 +62,16 @@ def reached(run: dict[str, Any], first: dict[str, Any]) -> int | None:
     return next((r for r, accuracy in enumerate(run["accuracy"]) if accuracy >= target), None)
 
 
+def target(of: dict[str, dict[str, Any]]) -> str:
+    """The accuracy to reach, of runs by system."""
+    return f"{100 * (of[FLOWER]['accuracy'][-1] - MARGIN):.1f} %"
+
+
 def pages(runs: list[dict[str, Any]]) -> dict[Path, str]:
     """docs/links.md, README and the front page with their tables."""
-    tables = []
-    for mbit in sorted({run["mbit"] for run in runs}, reverse=True):
-        of = [run for run in runs if run["mbit"] == mbit]
-        first = next(run for run in of if run["system"] == FLOWER)
-        tables.append("\n".join([f"{mbit:g} Mbit/s each way:\n", HEAD, *(row(run, first) for run in of)]))
+    rates = sorted({run["mbit"] for run in runs}, key=lambda rate: (rate != RATE, -rate))
+    at = {rate: [run for run in runs if run["mbit"] == rate] for rate in rates}
+    tables = [f"{rate:g} Mbit/s each way:\n\n{table(at[rate], learned=rate == RATE)}" for rate in rates]
     first, ours = (next(r for r in runs if (r["mbit"], r["system"]) == (RATE, name)) for name in (FLOWER, OURS))
     there = reached(ours, first)
     fewer = total(first) / total(ours, -1 if there is None else there)
@@ -79,8 +91,7 @@ def _short(runs: list[dict[str, Any]]) -> str:
     """README's table."""
     of = {run["system"]: run for run in runs if run["mbit"] == RATE}
     first = of[FLOWER]
-    target = f"{100 * (first['accuracy'][-1] - MARGIN):.1f} %"
-    lines = [f"| to {target} accuracy | MB, both directions | minutes | rounds |", "| --- | ---: | ---: | ---: |"]
+    lines = [f"| to {target(of)} accuracy | MB, both directions | minutes | rounds |", "| --- | ---: | ---: | ---: |"]
     for system in SHOWN:
         run, there, mark = of[system], reached(of[system], first), "**" if system == OURS else ""
         cells = [NAMED.get(system, system), "not reached", "", ""]
@@ -108,7 +119,8 @@ def draw(runs: list[dict[str, Any]], dark: bool) -> None:
         for system, colour in SHOWN.items():
             run = of[system]
             minutes, percent = [t / 60 for t in run["seconds"]], [100 * value for value in run["accuracy"]]
-            label = f"{NAMED.get(system, system)}: {total(run):,.0f} MB"
+            there = reached(run, of[FLOWER])
+            label = f"{NAMED.get(system, system)}: {total(run, -1 if there is None else there):,.0f} MB to {target(of)}"
             axes.plot(minutes, percent, "o-", color=colour, linewidth=2, markersize=4, label=label)
         axes.set_xlabel(f"minutes at {RATE:g} Mbit/s")
         axes.set_ylabel("accuracy, %")

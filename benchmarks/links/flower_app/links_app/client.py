@@ -1,4 +1,5 @@
-"""The client: trains the model that it is sent. LINKS_UP, if set, gives the bits of the changed line."""
+"""The client: trains the model that it is sent. LINKS_UP, if set, gives the bits of the changed line, and LINKS_FIRST
+whether it has `first`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ app = ClientApp()
 if os.environ["LINKS_UP"]:
     from fewbytes.flower.mod import fewbytes_mod
 
-    app = ClientApp(mods=[fewbytes_mod(bits=float(os.environ["LINKS_UP"]), first=first)])
+    given = first if os.environ["LINKS_FIRST"] else None
+    app = ClientApp(mods=[fewbytes_mod(bits=float(os.environ["LINKS_UP"]), first=given)])
 
 
 @app.train()

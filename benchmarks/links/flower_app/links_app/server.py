@@ -1,4 +1,5 @@
-"""The server: Flower's FedAvg. LINKS_DOWN, if set, gives the bits of the changed line."""
+"""The server: Flower's FedAvg. LINKS_DOWN, if set, gives the bits of the changed line, and LINKS_FIRST whether it has
+`first`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ app = ServerApp()
 if os.environ["LINKS_DOWN"]:
     from fewbytes.flower.few_grid import compressed
 
-    app = compressed(ServerApp(), bits=float(os.environ["LINKS_DOWN"]), first=first)
+    given = first if os.environ["LINKS_FIRST"] else None
+    app = compressed(ServerApp(), bits=float(os.environ["LINKS_DOWN"]), first=given)
 
 
 @app.main()

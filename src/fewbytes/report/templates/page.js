@@ -165,7 +165,9 @@ for (const div of document.querySelectorAll(".chart")) {
   div.closest("figure").querySelector("figcaption").append(buttons);
 }
 
-// ---- tables: sorted by a column, filtered by words, stacked on a narrow screen ----
+// ---- tables: sorted by a column, filtered by words; on a narrow screen stacked, or long ones with a fixed first column
+
+const LONG = 12;  // rows
 
 // the rows of a table whose words hold all that is looked for
 function filter(field) {
@@ -194,7 +196,7 @@ for (const table of document.querySelectorAll(".wide table:not(.pictures):not(.n
   if (!heads.length) continue;
   for (const row of table.tBodies[0].rows)
     [...row.cells].forEach((cell, i) => { if (i) cell.dataset.label = heads[i]?.textContent ?? ""; });
-  table.classList.add("stacked");
+  table.classList.add(table.tBodies[0].rows.length > LONG ? "narrow" : "stacked");
   if (table.tBodies[0].rows.length < 2) continue;
   for (const head of heads) {
     const button = document.createElement("button");
