@@ -28,10 +28,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 from decisions import LAST, SEEDS, Run, both, of_one
 
+from fewbytes.base.errors import listed
+
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES, PAGE = DOCS / "situations.json", DOCS / "situations.md"
 README = DOCS.parent / "README.md"
 ALONE, FEDAVG = "separate", "fedavg"
+AHEAD, CLOSE, BEHIND = "ahead of", "too close to tell from", "behind"
+HOWS = {AHEAD: " with every seed", CLOSE: "", BEHIND: " with every seed"}
+"""How a method compares with others, and what follows their names."""
 Found = dict[str, dict[str, list[Run]]]
 """By situation and row, a run of each seed."""
 
@@ -98,14 +103,14 @@ SITUATIONS = [
     Situation(
         "small-uplink",
         "uploads must be tiny",
-        "fedkgf, `--uplink-bits 0.5`",
+        "fedkgf, 0.5 bits up",
         "own",
         "--dataset digits --model resnet8:width=16,stem=3x3 --set last=kept --set momentum=0 --set batch=20 "
         "--clients 10 --alpha 1 --samples 60/36 --rounds 16 --set epochs=6 --set lr=0.1",
         [
-            Calls("fedkgf", "--uplink-bits 0.5", "`--uplink-bits 0.5`"),
+            Calls("fedkgf", "--uplink-bits 0.5", "0.5 bits up"),
             Calls("separate", ""),
-            Calls("fedavg smartidx", "--uplink-bits 0.1 --budget 60kB", "`--uplink-bits 0.1 --budget 60kB`"),
+            Calls("fedavg fedbn fedper", "--uplink-bits 0.1 --budget 60kB", "0.1 bits up"),
         ],
     ),
     Situation(
@@ -116,7 +121,7 @@ SITUATIONS = [
         f"{DIGITS} --clients 10 --alpha 0.3 --samples 60/36 --set lr=0.05",
         [
             Calls("fusefl ensemble separate fedavg", "--rounds 1 --set epochs=40"),
-            Calls("fedavg", "--rounds 5 --set epochs=8", "5 rounds of 8 epochs"),
+            Calls("fedavg", "--rounds 5 --set epochs=8", "5 rounds"),
         ],
     ),
     Situation(
@@ -219,18 +224,24 @@ def best(situation: Situation, found: dict[str, list[Run]]) -> str:
     return max(others, key=lambda row: mean(situation, found[row]))
 
 
-def against(situation: Situation, found: dict[str, list[Run]], row: str) -> str:
-    """The system beside a row: the difference seed by seed, and with how many seeds it is ahead."""
-    ours, theirs = found[situation.system], found[row]
+def apart(situation: Situation, ours: Sequence[Run], theirs: Sequence[Run]) -> list[float]:
+    """By how many points ours are more accurate, seed by seed."""
     key = column(situation, ours, theirs)
     other = {run["seed"]: run[key] for run in theirs}
-    differences = [100 * (run[key] - other[run["seed"]]) for run in ours if run["seed"] in other]
+    return [100 * (run[key] - other[run["seed"]]) for run in ours if run["seed"] in other]
+
+
+def against(situation: Situation, found: dict[str, list[Run]], row: str) -> tuple[str, str]:
+    """How the system compares with a row, in two words, and in figures."""
+    ours, theirs = found[situation.system], found[row]
+    key, differences = column(situation, ours, theirs), apart(situation, ours, theirs)
     ahead, n = sum(difference > 0 for difference in differences), len(differences)
     whose = "" if key == situation.score else " by own models" if key == "own" else " by the global models"
     text = f"{fmean(differences):+.1f} ± {stdev(differences):.1f} points{whose}"
     if ahead in (0, n):
-        return f"{text}: {'ahead' if ahead else 'behind'} with every seed"
-    return f"{text}: seeds differ ({ahead} of {n} ahead), too close to tell"
+        how = AHEAD if ahead else BEHIND
+        return how, f"{text}: {how.removesuffix(' of')} with every seed"
+    return CLOSE, f"{text}: seeds differ ({ahead} of {n} ahead), too close to tell"
 
 
 def shares(situation: Situation, found: dict[str, list[Run]], row: str) -> str:
@@ -249,46 +260,53 @@ def verdict(situation: Situation, found: dict[str, list[Run]]) -> list[str]:
     strongest = best(situation, found)
     named = {ALONE: "training alone", FEDAVG: "FedAvg"}
     beside = [ALONE, *(row for row in found if row.partition(",")[0] == FEDAVG), strongest]
-    lines, behind = [], []
+    lines, hows = [], dict[str, list[str]]()
     for row in beside:
         method, comma, rest = row.partition(",")
         name = named.get(method, f"{called(method)}, the best baseline") + comma + rest
-        text = against(situation, found, row)
+        how, text = against(situation, found, row)
         lines.append(f"- beside {name}: {text}{shares(situation, found, row)}")
-        if "ahead with every seed" not in text:
-            behind.append(name)
+        hows.setdefault(how, []).append(named.get(method, called(method)) + (f" ({rest.strip()})" if rest else ""))
     kind = "each client's own model" if situation.score == "own" else "the global model"
-    holds = "ahead of all of these with every seed" if not behind else f"not clearly ahead of {' and '.join(behind)}"
+    parts = [f"{how} {listed(hows[how])}{more}" for how, more in HOWS.items() if how in hows]
     if scored := points([run for run in found[situation.system] if run["paper"] is not None], "paper"):
-        lines.append(f"- by the measure of its paper ([which accuracy](methods/{situation.method}.md)): {scored}")
-    return [f"By {kind}, {called(situation.method)} is {holds}:", "", *lines]
+        lines.append(f"- by its paper's metric ([which accuracy](methods/{situation.method}.md)): {scored}")
+    return [f"By {kind}, {called(situation.method)} is {', and '.join(parts)}:", "", *lines]
 
 
 def summary(found: Found) -> list[str]:
     """A row for each situation: what README shows, too."""
-    link = "https://fewbytes.readthedocs.io/en/latest/methods/{}.html"
+    heads = "situation | method | its accuracy | training alone | FedAvg | best baseline | MB up | MB both"
     lines = [
-        "| if | made for it | its accuracy | training alone | FedAvg | best baseline | its MB both | FedAvg's |",
+        f"| {heads} |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for situation in (each for each in SITUATIONS if each.key in found):
-        rows, system = found[situation.key], f"[{called(situation.method)}]({link.format(situation.method)})"
-        fedavg = next((row for row in rows if row.partition(",")[0] == FEDAVG), "")
-        strongest = best(situation, rows)
-        compared = (situation.system, ALONE, fedavg, strongest)
-        highest = max(compared, key=lambda row: mean(situation, rows[row]) if row else 0.0)
-        cells = [accuracy(situation, rows[row]) if row else "cannot run" for row in compared]
-        cells[-1] += f", {called(strongest.partition(',')[0])}"
-        marked = [f"**{cell}**" if row == highest else cell for row, cell in zip(compared, cells, strict=True)]
-        moved = [megabytes(rows[row], both) if row else "" for row in (situation.system, fedavg)]
-        lines.append(f"| {' | '.join([situation.when, system, *marked, *moved])} |")
+        rows, strongest = found[situation.key], best(situation, found[situation.key])
+        fedavg = [row for row in rows if row.partition(",")[0] == FEDAVG]
+        cells = [cell(situation, rows, [row]) for row in (situation.system, ALONE)]
+        cells += [cell(situation, rows, fedavg) or "cannot run"]
+        cells += [f"{cell(situation, rows, [strongest])}, {called(strongest.partition(',')[0])}"]
+        moved = [
+            f"{megabytes(rows[situation.system], of)}"
+            + (f" (FedAvg {', '.join(megabytes(rows[row], of) for row in fedavg)})" if fedavg else "")
+            for of in (lambda run: run["up"], both)
+        ]
+        lines.append(f"| {' | '.join([situation.when, called(situation.method), *cells, *moved])} |")
     return lines
 
 
-def accuracy(situation: Situation, runs: Sequence[Run]) -> str:
-    """The mean by what the situation's rows are compared by; it says where that is the other kind of model."""
-    other = "" if column(situation, runs) == situation.score else " (own models)"
-    return f"{mean(situation, runs):.1%}{other}"
+def cell(situation: Situation, found: dict[str, list[Run]], rows: Sequence[str]) -> str:
+    """The mean accuracies of rows by what the situation's rows are compared by; bold if that is more accurate than all
+    others with every seed."""
+    texts = []
+    for row in rows:
+        accuracy, part = mean(situation, found[row]), row.partition(",")[2]
+        kind = "" if column(situation, found[row]) == situation.score else " (own models)"
+        leads = all(min(apart(situation, found[row], found[other])) > 0 for other in found if other != row)
+        text = f"**{accuracy:.1%}**" if leads else f"{accuracy:.1%}"
+        texts.append(f"{text}{f' ({part.strip()})' if part else ''}{kind}")
+    return ", ".join(texts)
 
 
 def marked(text: str, mark: str, lines: Sequence[str]) -> str:
@@ -315,7 +333,9 @@ def pages(found: Found) -> dict[Path, str]:
         rows = found[situation.key]
         lines = [*table(situation, rows), "", *verdict(situation, rows), "", *commands(situation)]
         text = marked(text, situation.key, lines)
-    return {PAGE: text, README: marked(README.read_text("utf-8"), "situations", summary(found))}
+    return {PAGE: text} | {
+        path: marked(path.read_text("utf-8"), "situations", summary(found)) for path in (README, DOCS / "index.md")
+    }
 
 
 def main() -> None:

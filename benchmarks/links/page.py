@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ MARGIN = 0.005
 """The target is Flower's last accuracy, less this."""
 RATE = 10.0
 """Mbit/s of README's table and picture."""
+SITES = 3
+DEPLOYED, ALONE = "fewbytes deploy fedavg", "training alone"
 SHOWN = {FLOWER: "#8a8f98", OURS: "#1f6feb", "NVFlare's FedAvg, 8 bits": "#b0712f"}
 """The systems there, and their colours."""
 NAMED = {OURS: "the same app with fewbytes, two lines changed"}
@@ -27,7 +30,8 @@ def table(runs: list[dict[str, Any]], learned: bool) -> str:
     """Runs at one rate as a table, each compared with Flower's own. `learned`: with accuracies, which few rounds do not
     show."""
     first = next(run for run in runs if run["system"] == FLOWER)
-    heads = ["", "rounds", "MB up", "MB down", "MB both", f"a round: times fewer bytes than {FLOWER}", "s a round"]
+    heads = ["", "rounds", "MB up", "MB down", "MB both", f"a round: times fewer bytes than {FLOWER}"]
+    heads += ["s a round", "of these on the link"]
     if learned:
         heads += [f"accuracy after round {len(first['seconds'])}", "s to target", "MB to target"]
     rows = [" | ".join(_cells(run, first, learned)) for run in runs]
@@ -41,7 +45,7 @@ def _cells(run: dict[str, Any], first: dict[str, Any], learned: bool) -> list[st
     moved = [run["up"][-1], run["down"][-1], total(run)]
     fewer = total(first) / same * rounds / moved[-1] if moved[-1] else None
     cells = [run["system"], str(rounds), *(f"{value:.4g}" for value in moved)]
-    cells += ["" if fewer is None else f"{fewer:.3g}", f"{run['seconds'][-1] / rounds:.1f}"]
+    cells += ["" if fewer is None else f"{fewer:.3g}", f"{a_round(run):.1f}", f"{on_link(run):.1f}"]
     if learned:
         cells += [
             f"{100 * run['accuracy'][same - 1]:.1f} %" if rounds >= same else "",
@@ -54,6 +58,33 @@ def _cells(run: dict[str, Any], first: dict[str, Any], learned: bool) -> list[st
 def total(run: dict[str, Any], there: int = -1) -> float:
     """MB of both directions, until the end of a round."""
     return float(run["up"][there] + run["down"][there])
+
+
+def a_round(run: dict[str, Any]) -> float:
+    """Seconds of a round."""
+    return float(run["seconds"][-1] / len(run["seconds"]))
+
+
+def on_link(run: dict[str, Any]) -> float:
+    """Seconds that a site's bytes of a round take at least on its link, down and then up."""
+    return 8 * total(run) / SITES / len(run["seconds"]) / float(run["mbit"])
+
+
+def sentences(runs: list[dict[str, Any]]) -> list[str]:
+    """What the seconds say, at each rate."""
+    of = {(run["mbit"], run["system"]): run for run in runs}
+    training = a_round(of[RATE, ALONE])
+    lines = []
+    for rate in sorted({run["mbit"] for run in runs}):
+        flower, ours, deployed = (a_round(of[rate, name]) for name in (FLOWER, OURS, DEPLOYED))
+        link = on_link(of[rate, DEPLOYED])
+        lines.append(
+            f"- **{rate:g} Mbit/s**: a round of Flower's FedAvg takes {flower / ours:.1f} times as long as one of the "
+            f"same app with two lines changed, and {flower / deployed:.1f} times as long as one of `fewbytes deploy`. "
+            f"The latter takes {deployed / (training + link):.2f} times as long as training alone and its bytes over "
+            f"the link together ({training:.1f} s and {link:.1f} s)."
+        )
+    return [line for text in lines for line in textwrap.wrap(text, 120, subsequent_indent="  ")]
 
 
 def reached(run: dict[str, Any], first: dict[str, Any]) -> int | None:
@@ -78,7 +109,7 @@ def pages(runs: list[dict[str, Any]]) -> dict[Path, str]:
     texts = {
         path: re.sub(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", rf"\g<1>{text}\n\g<2>", path.read_text(), flags=re.S)
         for path, mark, text in [
-            (ROOT / "docs" / "links.md", "measured", "\n\n".join(tables)),
+            (ROOT / "docs" / "links.md", "measured", "\n\n".join([*tables, "\n".join(sentences(runs))])),
             (ROOT / "README.md", "links", _short(runs)),
             (ROOT / "docs" / "index.md", "links", _short(runs)),
         ]
