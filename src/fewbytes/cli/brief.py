@@ -83,7 +83,7 @@ FIRST = {
             "without": "training without this site; repeatable",
         },
         "Data": {
-            "sites": "sites that never trained: a folder with one folder or table each",
+            "sites": "sites that never trained: a folder with a folder or table each",
             "by": "tables: a column of subgroups, as in: --by age=50,70",
             "metrics": MORE["metrics"],
         },
