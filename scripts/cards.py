@@ -87,9 +87,11 @@ def card(name: str, model: str, both: bool) -> str:
     text = (CARDS / f"{name}.md").read_text("utf-8")
     text = re.sub("<!-- figure -->.*?<!-- /figure -->\n\n", "", text, flags=re.DOTALL)
     title, purpose, paper, rest = text.split("\n\n", 3)
+    moved = "sent and received" if both else "sent (the download is not in it)"
     words = textwrap.fill(
-        f"Accuracy against the bytes that all clients sent{' and received' if both else ''}: digits, 10 clients, alpha "
-        f"1, `{model}`, 20 rounds, three seeds ([all methods, with the settings](../which.md#measured)).",
+        f"Accuracy against the bytes that all clients {moved}: "
+        f"digits, 10 clients, alpha 1, `{model}`, 20 rounds, three seeds "
+        "([all methods, both directions and the settings](../which.md#measured)).",
         120,
     )
     picture = f"![{name}: accuracy over MB {'up + down' if both else 'up'}](pictures/{name}.svg)"

@@ -48,7 +48,7 @@ def test_every_command_has_short_help(command: str, tmp_path: Path) -> None:
     assert f"fewbytes {command}" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "plan", "deploy", "survey", "node"])
+@pytest.mark.parametrize("command", ["run", "compare", "plan", "deploy", "survey", "partition", "evaluate", "node"])
 def test_help_is_short_and_all_of_it_has_every_option(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is wider than 80 columns; words of the whole help are whole."""
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)

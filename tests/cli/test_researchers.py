@@ -41,6 +41,7 @@ def test_a_partition_is_shown_without_training(fewbytes, tmp_path):
     assert sum(int(n) for row in rows[1:] for n in row[2:4]) == 1438
     assert "4 clients with" in err
     assert "differ from all clients' by" in err
+    assert out.count("terms: ") == 1
     texts = [each.text for each in ET.parse(tmp_path / "p.svg").iter("{http://www.w3.org/2000/svg}text")]
     assert {"client 0", "client 3", "9", "0"} <= set(texts)
     assert [path.name for path in tmp_path.iterdir()] == ["p.svg"]

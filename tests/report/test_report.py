@@ -928,3 +928,29 @@ def test_a_browser_draws_a_single_run(tmp_path: Path) -> None:
     assert asked == []
     assert dom.count('class="trace scatter') == 3 * 4 + 2
     assert dom.count('class="trace bars"') == 2
+
+
+def test_every_table_sorts_and_filters_but_a_baseline_stays(tmp_path: Path) -> None:
+    left = [(1, client, "train", "late" if client % 2 else "rejected") for client in range(7)]
+    runs = [read_run(make_run(tmp_path / f"{seed}", seed=seed)) for seed in range(6)]
+    for number, run in enumerate(runs):
+        run.result["parameters"] = {"lr": number}  # a row each
+    runs.append(read_run(leave_out(make_run(tmp_path / "a"), *left, (2, 2, "train", "unreachable"))))
+    page = write_report(runs, tmp_path / "r.html")
+    asked = """<script>
+    for (const field of document.querySelectorAll(".filter input")) { field.value = "late"; field.oninput(); }
+    const table = document.querySelector("[aria-label^='Clients left out'] table");
+    table.querySelectorAll("thead button")[1].click();
+    for (const row of document.querySelectorAll(".baseline")) console.log("baseline", row.hidden);
+    const shown = [...table.tBodies[0].rows].filter((row) => !row.hidden);
+    console.log("clients", shown.map((row) => row.cells[1].textContent).join(" "), table.className);
+    console.log("numbers", document.querySelectorAll(".numbers thead button, .numbers .filter").length);
+    </script>"""
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text("utf-8"))
+    page.write_text(text.replace("</body>", f"{asked}</body>"), "utf-8")
+    _, console, _ = browse(page, tmp_path / "profile")
+    assert "Uncaught" not in console
+    assert '"baseline false"' in console
+    assert '"baseline true"' not in console
+    assert '"clients 5 3 1 narrow"' in console
+    assert '"numbers 0"' in console

@@ -20,6 +20,7 @@ from fewbytes.cli.shared import (
     LinkRate,
     Reach,
     naming,
+    print_terms,
     show,
     standard_output_for,
 )
@@ -100,6 +101,7 @@ def probe(
     else:
         printed.print(probe_table(result))
         printed.print(f"report: {page}", soft_wrap=True)
+        print_terms()
 
 
 ATTACKS = [
@@ -166,6 +168,7 @@ def attack(
     else:
         printed.print(table(result))
         printed.print(f"report: {page}", soft_wrap=True)
+        print_terms()
 
 
 def export(

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fewbytes.cli.shared import print_results
+from fewbytes.cli.shared import print_results, print_terms
 from fewbytes.experiments.display import printed
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def print_evaluation(folder: Path, found: Results, as_json: bool) -> None:
     if (groups := group_table(found)) is not None:
         printed.print(groups)
     printed.print(f"evaluation: {folder / PAGE}", soft_wrap=True)
+    print_terms()
 
 
 def print_survey(folder: Path, as_json: bool) -> None:
@@ -59,3 +60,4 @@ def print_survey(folder: Path, as_json: bool) -> None:
     for text in (*(each.text for each in whole.findings), *notes_of(whole)):
         printed.print(text, soft_wrap=True, markup=False)
     printed.print(f"survey: {folder / PAGE}", soft_wrap=True, markup=False)
+    print_terms()

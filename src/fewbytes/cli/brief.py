@@ -70,6 +70,26 @@ FIRST = {
         },
         "Files": {name: FILES[name] for name in ("config", "out", "as_json")},
     },
+    "partition": {
+        "Data": DATA | {"validation": "fraction of training samples held out", "seed": "another seed, another split"},
+        "Figure": {"figure": "draw it, clients by classes: a .svg or .png file"},
+        "Files": {name: FILES[name] for name in ("config", "as_json")},
+    },
+    "evaluate": {
+        "Models": {"runs": "run folders, a folder of them, or a .safetensors file"},
+        "Compare with": {
+            "alone": "training at every site alone",
+            "pooled": "training on all sites' data together",
+            "without": "training without this site; repeatable",
+        },
+        "Data": {
+            "sites": "sites that never trained: a folder with a folder or table each",
+            "by": "tables: a column of subgroups, as in: --by age=50,70",
+            "metrics": MORE["metrics"],
+        },
+        "Sites": {name: PLACES[name] for name in ("hosts", "address", "federation")},
+        "Files": {"out": "output folder (default: the run's)", "as_json": FILES["as_json"]},
+    },
 }
 """By command and purpose, the options of the short help and a line on each."""
 ALL = "fewbytes.help"  # key in a context's meta

@@ -11,6 +11,7 @@ import typer
 
 from fewbytes.base.errors import UserError
 from fewbytes.cli.answers import print_ended, print_evaluation
+from fewbytes.cli.brief import HelpAll
 from fewbytes.cli.machines import (
     PANEL,
     Address,
@@ -75,6 +76,7 @@ def evaluate(
     monitor: Monitor = None,
     allow: Allow = None,
     as_json: AsJson = False,
+    help_all: HelpAll = False,  # has ended the command before
 ) -> None:
     """Test models on the data of every site, and compare with training alone; adds it to the run's report.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fewbytes.cli.options import options_of, with_options
-from fewbytes.cli.shared import CONFIG, SCHEMA, AsJson, settings_of, standard_output_for
+from fewbytes.cli.shared import CONFIG, SCHEMA, AsJson, print_terms, settings_of, standard_output_for
 from fewbytes.data.settings import Partition
 from fewbytes.experiments.display import note, printed
 from fewbytes.experiments.groups import DataSettings, LearningSettings, ModelSettings
@@ -49,3 +49,4 @@ def partition(
     printed.print(partition_table(found, printed.width))
     if figure is not None:
         printed.print(f"figure: {figure}", soft_wrap=True)
+    print_terms()

@@ -25,6 +25,7 @@ from fewbytes.cli.shared import (
     method_names,
     naming,
     print_results,
+    print_terms,
     standard_output_for,
     with_settings,
     with_study,
@@ -189,6 +190,7 @@ def plan(
         print(json.dumps(dataclasses.asdict(result) | more, indent=2))
     else:
         printed.print(result.table())
+        print_terms()
 
 
 def methods(

@@ -189,7 +189,6 @@ def show(runs: Sequence[RunFolder], page: Path, goal: Goal | None = None) -> Non
     from fewbytes.report.evaluation_tables import evaluation_table
     from fewbytes.report.evaluation_words import verdicts
     from fewbytes.report.repeats import repeated
-    from fewbytes.report.table import GLOSSARY
     from fewbytes.report.target import target_table
     from fewbytes.report.tuned import tuned
 
@@ -209,6 +208,13 @@ def show(runs: Sequence[RunFolder], page: Path, goal: Goal | None = None) -> Non
     for text in verdicts(by_site) if by_site is not None else ():
         printed.print(text, soft_wrap=True)
     printed.print(f"report: {page}", soft_wrap=True)
+    print_terms()
+
+
+def print_terms() -> None:
+    """Print where the terms of the tables above are explained."""
+    from fewbytes.report.table import GLOSSARY
+
     printed.print(f"terms: {GLOSSARY}", soft_wrap=True)
 
 

@@ -169,14 +169,14 @@ for (const div of document.querySelectorAll(".chart")) {
 
 const LONG = 12;  // rows
 
-// the rows of a table whose words hold all that is looked for
+// the rows of a table whose words hold all that is looked for; baselines stay
 function filter(field) {
   const words = field.value.toLowerCase().split(/\s+/);
-  for (const row of field.closest(".filter").nextElementSibling.querySelectorAll("tbody tr"))
+  for (const row of field.closest(".filter").nextElementSibling.querySelectorAll("tbody tr:not(.baseline)"))
     row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
 }
 
-// the rows by a column: numbers by their size, and what has none last; once more turns them round
+// the rows by a column: numbers by their size, and what has none last; a second click reverses the order
 function sort(head) {
   const body = head.closest("table").tBodies[0], column = head.cellIndex, rows = [...body.rows];
   const text = (row) => row.cells[column]?.textContent.trim() ?? "";
@@ -184,28 +184,30 @@ function sort(head) {
   const runs = rows.filter((row) => !row.classList.contains("baseline"));
   const numeric = runs.some((row) => !Number.isNaN(number(row))) && column > 0;
   const up = head.ariaSort ? head.ariaSort === "descending" : !numeric;
-  const value = (row) => numeric ? (Number.isNaN(number(row)) ? (up ? Infinity : -Infinity) : number(row)) : text(row);
-  const compare = (a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * (up ? 1 : -1);
+  const value = (row) => Number.isNaN(number(row)) ? (up ? Infinity : -Infinity) : number(row);
+  const order = (a, b) => numeric ? (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0)
+    : text(a).localeCompare(text(b), "en", { numeric: true });
+  const compare = (a, b) => order(a, b) * (up ? 1 : -1);
   body.append(...runs.sort(compare), ...rows.filter((row) => row.classList.contains("baseline")));
   for (const other of head.parentElement.cells) other.ariaSort = null;
   head.ariaSort = up ? "ascending" : "descending";
 }
 
-for (const table of document.querySelectorAll(".wide table:not(.pictures):not(.narrow)")) {
+for (const table of document.querySelectorAll(".wide table:not(.pictures, .matrix, .numbers table)")) {
   const heads = table.tHead?.rows.length === 1 ? [...table.tHead.rows[0].cells] : [];
   if (!heads.length) continue;
   for (const row of table.tBodies[0].rows)
     [...row.cells].forEach((cell, i) => { if (i) cell.dataset.label = heads[i]?.textContent ?? ""; });
-  table.classList.add(table.tBodies[0].rows.length > LONG ? "narrow" : "stacked");
+  if (!table.classList.contains("narrow")) table.classList.add(table.tBodies[0].rows.length > LONG ? "narrow" : "stacked");
   if (table.tBodies[0].rows.length < 2) continue;
-  for (const head of heads) {
+  for (const head of heads.filter((each) => each.textContent)) {
     const button = document.createElement("button");
     Object.assign(button, { type: "button", textContent: head.textContent, onclick: () => sort(head) });
     head.replaceChildren(button);
   }
   if (table.tBodies[0].rows.length < 6) continue;
   const label = document.createElement("label"), field = document.createElement("input");
-  Object.assign(field, { type: "search", placeholder: "part of a name or a kind", oninput: () => filter(field) });
+  Object.assign(field, { type: "search", placeholder: "part of a name or a word", oninput: () => filter(field) });
   label.className = "filter";
   label.append("Show rows with ", field);
   table.closest(".wide").before(label);
