@@ -221,7 +221,9 @@ def test_a_comparison_of_runs_that_have_learnt_nothing_recommends_none(tmp_path)
     found = {choice.kind: choice for choice in choices(runs)}
     assert [found[kind].label for kind in ("personalised", "global")] == [None, None]
     assert f"by chance on {tested['global']} test samples)" in found["global"].reason
-    assert str(summary_table(runs).caption).count("no better than guessing the majority class") == 2
+    caption = str(summary_table(runs).caption)
+    assert caption.count("no better than guessing the majority class") == 1  # equal for both
+    assert re.search(r"^fedavg global [\d.]+%, fedprox global [\d.]+%: no better than", caption, re.M)
 
 
 def test_a_page_of_forty_runs(tmp_path):

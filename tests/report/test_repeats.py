@@ -107,6 +107,25 @@ def test_methods_that_lack_a_seed_say_so():
     assert "mean ± standard deviation over seeds 1, 2, 3" in str(table.caption)
 
 
+def test_what_holds_for_many_runs_is_printed_once(tmp_path):
+    runs = [each for i in range(5) for each in repeats(f"m{i}", i, [0.1, 0.1, 0.1])]
+    dp = {"dp": "epsilon=8, delta=1e-5, clip=1"}
+    private = [replace(each, result=each.result | dp) for each in [*runs, *repeats("last", 9, [0.1])]]
+    caption = str(summary_table(private).caption).splitlines()
+    assert [line.partition(" covers ")[0] for line in caption if " covers " in line] == [
+        "note: m0, m1, m2 and 3 more: dp (epsilon=8, delta=1e-5, clip=1)"
+    ]
+    assert [line.partition("; try")[0] for line in caption if "no better" in line] == [
+        "m0 personalised 10.0% ± 0.0, m1 personalised 10.0% ± 0.0, m2 personalised 10.0% ± 0.0 and 3 more: no better "
+        "than guessing the majority class, 40.0%"
+    ]
+    assert write_report(private, tmp_path / "report.html").read_text().count(" covers the models ") == 1
+    noted = [replace(runs[0], rounds=[runs[0].rounds[0] | {"notes": {"was late": "1"}}]), *runs[1:]]
+    notes = [line for line in str(summary_table(noted).caption).splitlines() if line.startswith("note: ")]
+    assert notes == ["note: m0 (seed=1): in 1 of 1 rounds was late (the last time 1)"]  # of one seed alone
+    assert not [line for line in str(summary_table(private[:1]).caption).splitlines() if line.startswith("note: m0")]
+
+
 def test_runs_of_one_seed_stay_as_they_were(tmp_path):
     runs = [run("a", 5, personalised=0.5), run("b", 9, personalised=0.7)]
     assert [group.label for group in repeated(runs)] == ["a", "b"]
