@@ -10,6 +10,7 @@ from statistics import fmean
 from fewbytes.base.units import unit_of
 from fewbytes.report import scores
 from fewbytes.report.charts import DIRECTIONS, unique
+from fewbytes.report.choice import comparable
 from fewbytes.report.folder import Direction, when
 from fewbytes.report.repeats import Repeated, seeds_of
 from fewbytes.report.table import badges_of, best_models, majority_rows, mixed, of_clients
@@ -131,6 +132,9 @@ def _moved(group: Repeated, direction: Direction) -> Moved:
 
 
 def _highest(groups: Sequence[Repeated]) -> Highest | None:
+    """None if the runs' data, test data or metrics differ, or nothing was scored."""
+    if not comparable(groups):
+        return None
     firsts = [group.first for group in groups]
     kinds = {group.label: group.first.kind for group in groups}
     by = ""
@@ -141,8 +145,6 @@ def _highest(groups: Sequence[Repeated]) -> Highest | None:
         if not shared and mixed(firsts):
             return None
         by = f"By the {name} all runs have measured, " if shared else f"Each by its own kind of {name}, "
-    if len({run.metric for run in firsts}) > 1:
-        return None
     finals = {g.label: list(found.values()) for g in groups if (found := g.finals(kinds[g.label]))}
     if not finals:
         return None
