@@ -99,6 +99,13 @@ def test_a_method_that_may_equal_local_training_by_chance_is_not_worth_its_bytes
     assert "use separate" in choice.advice
 
 
+def test_a_single_method_states_its_seeds_beside_its_score(tmp_path):
+    page = write_report(repeats("a", 5, [0.5, 0.6, 0.7]), tmp_path / "report.html").read_text()
+    assert "ends at 60.0% ± 10.0 personalised accuracy" in page
+    assert "The score is the mean ± standard deviation over seeds 1, 2, 3." in page
+    assert "better than guessing the majority class, 40.0%" in page
+
+
 def test_methods_that_lack_a_seed_say_so():
     runs = [*repeats("a", 5, [0.5, 0.6, 0.7]), *repeats("b", 9, [0.9, 0.8])]
     table = summary_table(runs)

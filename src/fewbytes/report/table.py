@@ -249,15 +249,21 @@ def intervals(runs: Sequence[RunFolder]) -> list[str]:
     """A line for every run with bootstrap intervals of its global model's scores."""
     lines = []
     for run in runs:
-        found = (run.result or {}).get("global_model", {}).get("intervals", {})
         texts = [
-            f"{metric} {run.written(run.score('global', metric).final, metric)} "
-            f"({run.written(low, metric)} to {run.written(high, metric)})"
-            for metric, (low, high) in found.items()
+            f"{metric} {run.written(run.score(OF_SERVER, metric).final, metric)} ({interval})"
+            for metric, interval in intervals_of(run).items()
         ]
         name = f"{run.label}, " if len(runs) > 1 else ""
         lines += [f"{name}global, with 95 % bootstrap intervals: {', '.join(texts)}"] if texts else []
     return lines
+
+
+def intervals_of(run: RunFolder) -> dict[str, str]:
+    """By metric, the 95 % bootstrap interval of the global model's last score, as text."""
+    found = (run.result or {}).get("global_model", {}).get("intervals", {})
+    return {
+        metric: f"{run.written(low, metric)} to {run.written(high, metric)}" for metric, (low, high) in found.items()
+    }
 
 
 def best_models(runs: Sequence[RunFolder]) -> list[str]:
