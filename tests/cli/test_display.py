@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from fewbytes.base.encoded import out_of
 from fewbytes.base.errors import UserError
-from fewbytes.base.units import axis_unit, in_unit, moved, out_of, unit_of
+from fewbytes.base.units import in_unit, moved, unit_of
 from fewbytes.experiments.compare import compare
 from fewbytes.experiments.display import PLAIN, Display, Visible
+from fewbytes.report.pieces import axis_unit
 
 
 @pytest.mark.parametrize(("command", "told"), [("deploy", range(1, 13)), ("run", (1, 2, 4, 6, 8, 10, 12))])

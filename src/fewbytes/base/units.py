@@ -35,28 +35,14 @@ def size(count: float) -> str:
 def moved(up: int, down: int) -> str:
     """Bytes in both directions, and in each: 36.0 MB (12.0 up, 24.0 down), 1.60 MB (923 kB up, 677 kB down)."""
     unit = unit_of([up + down])
-    return f"{in_unit(up + down, unit)} {unit} ({_beside(up, unit)} up, {_beside(down, unit)} down)"
-
-
-def out_of(some: int, whole: int) -> str:
-    """Bytes of a larger number of bytes: 34.1 kB of 1.99 MB, 1.20 of 1.99 MB."""
-    return f"{_beside(some, unit_of([whole]))} of {size(whole)}"
-
-
-def _beside(count: int, unit: str) -> str:
-    """Bytes beside others that name `unit`: with a unit only if theirs is another."""
-    return size(count).removesuffix(f" {unit}") if count else "0"
+    ways = [size(count).removesuffix(f" {unit}") if count else "0" for count in (up, down)]
+    return f"{in_unit(up + down, unit)} {unit} ({ways[0]} up, {ways[1]} down)"
 
 
 def unit_of(counts: Iterable[float | None]) -> str:
     """One unit for these bytes: the largest in which none but 0 is below 1, or the most of them is 1000 or more."""
     these = [count for count in counts if count] or [10**6]
     return next((u for u, factor in UNITS.items() if min(these) >= factor or max(these) >= 1000 * factor), "B")
-
-
-def axis_unit(counts: Iterable[float]) -> str:
-    """The unit of an axis of these bytes: kB if all are below 0.1 MB, else MB."""
-    return "kB" if 0 < max(counts, default=0) < 10**5 else "MB"
 
 
 def in_unit(count: float | None, unit: str) -> str:

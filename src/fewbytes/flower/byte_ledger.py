@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flwr.app import Message
 
-from fewbytes.base.units import out_of
+from fewbytes.base.encoded import out_of
 
 NAME = "bytes.jsonl"
 

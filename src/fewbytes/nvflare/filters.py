@@ -21,9 +21,9 @@ from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 from torch import nn
 
+from fewbytes.base.encoded import out_of
 from fewbytes.base.errors import FrameError, UserError, with_article
 from fewbytes.base.files import replacing
-from fewbytes.base.units import out_of
 from fewbytes.codec import Encoder, Stream
 from fewbytes.codec.coder import check_bits
 from fewbytes.nvflare.ends import FIRST, ClientEnd, Order, ServerEnd, digest_of

@@ -11,7 +11,7 @@ from typing import Any
 
 from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
-from fewbytes.base.units import UNITS, axis_unit, size, unit_of
+from fewbytes.base.units import UNITS, size, unit_of
 from fewbytes.report import pieces
 from fewbytes.report.document import document
 from fewbytes.report.pieces import Charts, Layout, Trace
@@ -81,7 +81,7 @@ def write_app_report(folder: Path) -> Path:
 
 
 def _chart(counted: AppBytes, way: str) -> tuple[list[Trace], Layout]:
-    unit = axis_unit([*counted.plain[way], *counted.sent[way]])
+    unit = pieces.axis_unit([*counted.plain[way], *counted.sent[way]])
     traces: list[Trace] = [
         _bars(counted.rounds, counted.plain[way], unit, "plain", 9),
         _bars(counted.rounds, counted.sent[way], unit, "encoded", 0),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Literal
 
-from fewbytes.base.units import UNITS, axis_unit, size
+from fewbytes.base.units import UNITS, size
 from fewbytes.report import pieces
 from fewbytes.report.curves import Over, curve
 from fewbytes.report.folder import Both, Direction, Row, RunFolder, when
@@ -139,7 +139,7 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction, numbers: Seque
     """One run: a bar per client. Several: a box of clients per run. Very many clients: means of neighbours. `numbers`:
     of the runs' colours."""
     traces: list[Trace] = []
-    unit = axis_unit(count for run in runs for count in run.bytes_by_client(direction).values())
+    unit = pieces.axis_unit(count for run in runs for count in run.bytes_by_client(direction).values())
     for index, (run, number) in enumerate(zip(runs, numbers, strict=True)):
         if run.ledger is None:
             continue

@@ -218,7 +218,6 @@ class Words:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self.step = "a percentage point" if run.percent() else "0.01" if run.share() else "1 %"
-
         self.best = "most accurate" if run.metric == "accuracy" else "best"
 
     def score(self, point: Point) -> str:

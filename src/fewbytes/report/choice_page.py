@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fewbytes.base.units import UNITS, axis_unit, moved, size
+from fewbytes.base.units import UNITS, moved, size
 from fewbytes.report import pieces
 from fewbytes.report.charts import DIRECTIONS, score_axis
 from fewbytes.report.choice import (
@@ -28,8 +28,8 @@ from fewbytes.report.repeats import Repeated, repeated
 
 @dataclass(frozen=True)
 class Section:
-    """Recommendations, views of the chart, labels on the Pareto fronts, whether runs have budgets, and how many runs
-    reached theirs."""
+    """Recommendations, views of the chart, labels on the Pareto fronts (`best`), caveats of the recommendations, the
+    metric, the `step` by which it must be better, whether runs have budgets, and how many runs `ended` by theirs."""
 
     choices: list[Choice]
     views: dict[str, str]
@@ -91,7 +91,7 @@ def _chart(choice: Choice, groups: Sequence[Repeated]) -> tuple[list[Trace], Lay
 def _axis(sent: Sequence[int]) -> tuple[Layout, Callable[[int], float]]:
     """The axis of bytes of both directions (logarithmic for a wide range), and the position of a byte count on it;
     0 has a position on either."""
-    least, most, unit = min(sent, default=1), max(sent, default=1_000_000), axis_unit(sent)
+    least, most, unit = min(sent, default=1), max(sent, default=1_000_000), pieces.axis_unit(sent)
     scale = UNITS[unit]
     if most < 20 * least:
         return {

@@ -13,7 +13,6 @@ from typing import Literal
 
 from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
-from fewbytes.base.units import axis_unit
 from fewbytes.report import (
     choice,
     choice_page,
@@ -203,7 +202,7 @@ def _traffic(runs: Sequence[RunFolder], numbers: Sequence[int]) -> Charts:
     """Only charts: the section has no other values."""
     charts: Charts = {}
     for direction in DIRECTIONS:
-        unit = axis_unit(row[f"{direction}_bytes"] for run in runs for row in run.rounds)
+        unit = pieces.axis_unit(row[f"{direction}_bytes"] for run in runs for row in run.rounds)
         traces = [round_trace(run, number, direction, unit) for number, run in zip(numbers, runs, strict=True)]
         layout = {"xaxis": round_axis(runs), "yaxis": bytes_axis(f"{unit} a round", runs, direction)}
         charts[f"rounds-{direction}"] = {"all": (traces, layout)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fewbytes.base.units import UNITS, axis_unit
+from fewbytes.base.units import UNITS
+from fewbytes.report import pieces
 from fewbytes.report.charts import bytes_axis, round_axis, score_axis, score_traces, unique
 from fewbytes.report.curves import Over
 from fewbytes.report.folder import Both, Direction
@@ -73,7 +74,7 @@ def section(groups: Sequence[Repeated], goal: Goal, charts: Charts) -> Section |
 
     draw("scores-rounds", "round", round_axis(runs), lines)
     for over, title in MOVED.items():
-        unit = axis_unit(run.total_bytes(over) for run in runs)
+        unit = pieces.axis_unit(run.total_bytes(over) for run in runs)
         draw(f"scores-{over}", over, bytes_axis(f"{title} so far, {unit}", runs, over), lines, UNITS[unit])
     known = {view: [line for line in drawn if goal.up or line[0].first.timed] for view, drawn in lines.items()}
     if any(known.values()):

@@ -1,4 +1,4 @@
-"""The report's summary: scores and bytes of each method, in one table."""
+"""The report's summary: scores and bytes of each method, and sentences on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Highest:
-    """The run with the best final score, that score and its kind; `by` states the metric of the comparison."""
+    """The method with the best final score, that score and its kind; `by`: the metric of the comparison, in words;
+    `higher`: whether higher is better."""
 
     by: str
     label: str

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fewbytes.base.units import UNITS, axis_unit, in_unit, unit_of
+from fewbytes.base.units import UNITS, in_unit, unit_of
 from fewbytes.report import pieces
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.repeats import Repeated, Spread, spread_of
@@ -158,15 +158,13 @@ def _plain(spread: Spread | None, form: str) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """The way to the target: what it is, rows, heads, the unit of bytes, whether seconds are known, and the charts'
-    height."""
+    """The way to the target: what it is, rows, heads, the unit of bytes, and the charts' height."""
 
     explained: str
     target: str
     rows: list[TargetRow]
     heads: list[str]
     unit: str
-    seconds: bool
     height: int
 
 
@@ -181,7 +179,7 @@ def section(groups: Sequence[Repeated], goal: Goal, charts: Charts) -> Section |
     for name in names if found else ():
         charts[f"target-{name}"] = {"all": _chart(found, name)}
     words, unit = goal.target_words(groups[0].first), _unit(rows)
-    return Section(explained(groups, goal), words, rows, _heads(unit), unit, timed, 90 + 26 * len(found))
+    return Section(explained(groups, goal), words, rows, _heads(unit), unit, 90 + 26 * len(found))
 
 
 def _chart(rows: Sequence[TargetRow], name: Cost) -> tuple[list[Trace], Layout]:
@@ -189,7 +187,7 @@ def _chart(rows: Sequence[TargetRow], name: Cost) -> tuple[list[Trace], Layout]:
     found = [(row, spread) for row in rows if (spread := row.spread(name)) is not None]
     title, scale = "seconds", 1
     if name == "both":
-        unit = axis_unit(spread.mean for _, spread in found)
+        unit = pieces.axis_unit(spread.mean for _, spread in found)
         title, scale = f"both directions, {unit}", UNITS[unit]
     traces: list[Trace] = [
         {
