@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from fewbytes.base.encoded import out_of
 from fewbytes.base.errors import UserError
 from fewbytes.base.units import in_unit, moved, unit_of
 from fewbytes.experiments.compare import compare
 from fewbytes.experiments.display import PLAIN, Display, Visible
+from fewbytes.report.pieces import axis_unit
 
 
 @pytest.mark.parametrize(("command", "told"), [("deploy", range(1, 13)), ("run", (1, 2, 4, 6, 8, 10, 12))])
@@ -89,3 +91,10 @@ def test_bytes_of_each_way_name_their_unit_where_it_differs() -> None:
     assert moved(923_000, 677_000) == "1.60 MB (923 kB up, 677 kB down)"
     assert moved(5, 0) == "5 B (5 up, 0 down)"
     assert moved(0, 0) == "0 MB (0 up, 0 down)"
+    assert out_of(34_100, 1_990_000) == "34.1 kB of 1.99 MB"
+    assert out_of(4_420, 248_000) == "4.42 of 248 kB"
+    assert out_of(0, 1_990_000) == "0 of 1.99 MB"
+
+
+def test_an_axis_of_small_amounts_has_kilobytes() -> None:
+    assert [axis_unit(counts) for counts in ([99_000, 0], [100_000, 1], [0], [])] == ["kB", "MB", "MB", "MB"]

@@ -22,6 +22,7 @@ from flwr.server import ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg as OldFedAvg
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
+from printed_bytes import out_of
 
 import fewbytes as fb
 from fewbytes.base.errors import UserError
@@ -321,11 +322,11 @@ def test_an_exchange_is_a_line_in_the_log_of_the_directions_in_which_something_m
         for kind in ("train", "evaluate"):
             arrays = ArrayRecord(Net().state_dict())
             list(grid.send_and_receive([Message(RecordDict({"arrays": arrays}), 1000, kind)], timeout=5))
-    lines = [record.message for record in caplog.records if "MB" in record.message]
+    lines = [record.message for record in caplog.records if "plain" in record.message]
     assert [(" up" in line, " down" in line) for line in lines] == [(True, True), (False, True)]
     assert "; in both directions " in lines[0]
     for line in lines:
-        *of, (nbytes, plain) = [map(float, each) for each in re.findall(r"([\d.]+) of ([\d.]+) MB", line)]
+        *of, (nbytes, plain) = out_of(line)
         times = float(re.findall(r", ([\d.]+) times fewer bytes than plain$", line)[0])
         assert times == pytest.approx(plain / nbytes, rel=0.02)
         assert bool(of) == ("both" in line)

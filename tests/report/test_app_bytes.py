@@ -41,7 +41,7 @@ def test_the_report_shows_both_directions_and_the_total(folder):
 def test_the_command_writes_it(folder):
     done = fewbytes("report", folder)
     assert done.returncode == 0
-    assert "total: 1.2 MB sent, 8 MB plain, 6.67 times fewer bytes than plain" in done.stdout
+    assert "total: 1.20 MB sent, 8.00 MB plain, 6.67 times fewer bytes than plain" in done.stdout
     assert (folder / "report.html").exists()
 
 

@@ -33,6 +33,8 @@ def test_the_last_global_models_confusion_matrix_and_intervals_are_kept_and_show
     assert f"auc {result.score:.4g} ({low:.4g} to {high:.4g})" in caption
     page = write_report(read_runs([tmp_path / "run"]), tmp_path / "report.html").read_text()
     assert "confusion matrix" in page
+    interval = f"The 95 % bootstrap interval of the score is {low:.4g} to {high:.4g}."
+    assert f"{interval}\nThe score is better than guessing, 0.5" in page
     assert f"<td>{kept['confusion'][1][0]}</td>" in page
 
 

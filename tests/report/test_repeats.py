@@ -99,12 +99,38 @@ def test_a_method_that_may_equal_local_training_by_chance_is_not_worth_its_bytes
     assert "use separate" in choice.advice
 
 
+def test_a_single_method_states_its_seeds_beside_its_score(tmp_path):
+    page = write_report(repeats("a", 5, [0.5, 0.6, 0.7]), tmp_path / "report.html").read_text()
+    assert "ends at 60.0% ± 10.0 personalised accuracy" in page
+    assert "The score is the mean ± standard deviation over seeds 1, 2, 3." in page
+    assert "better than guessing the majority class, 40.0%" in page
+
+
 def test_methods_that_lack_a_seed_say_so():
     runs = [*repeats("a", 5, [0.5, 0.6, 0.7]), *repeats("b", 9, [0.9, 0.8])]
     table = summary_table(runs)
     labels = list(table.columns[0].cells)
     assert [str(label) for label in labels[:2]] == ["a", "b (2 of 3 seeds)"]
     assert "mean ± standard deviation over seeds 1, 2, 3" in str(table.caption)
+
+
+def test_what_holds_for_many_runs_is_printed_once(tmp_path):
+    runs = [each for i in range(5) for each in repeats(f"m{i}", i, [0.1, 0.1, 0.1])]
+    dp = {"dp": "epsilon=8, delta=1e-5, clip=1"}
+    private = [replace(each, result=each.result | dp) for each in [*runs, *repeats("last", 9, [0.1])]]
+    caption = str(summary_table(private).caption).splitlines()
+    assert [line.partition(" covers ")[0] for line in caption if " covers " in line] == [
+        "note: m0, m1, m2 and 3 more: dp (epsilon=8, delta=1e-5, clip=1)"
+    ]
+    assert [line.partition("; try")[0] for line in caption if "no better" in line] == [
+        "m0 personalised 10.0% ± 0.0, m1 personalised 10.0% ± 0.0, m2 personalised 10.0% ± 0.0 and 3 more: no better "
+        "than guessing the majority class, 40.0%"
+    ]
+    assert write_report(private, tmp_path / "report.html").read_text().count(" covers the models ") == 1
+    noted = [replace(runs[0], rounds=[runs[0].rounds[0] | {"notes": {"was late": "1"}}]), *runs[1:]]
+    notes = [line for line in str(summary_table(noted).caption).splitlines() if line.startswith("note: ")]
+    assert notes == ["note: m0 (seed=1): in 1 of 1 rounds was late (the last time 1)"]  # of one seed alone
+    assert not [line for line in str(summary_table(private[:1]).caption).splitlines() if line.startswith("note: m0")]
 
 
 def test_runs_of_one_seed_stay_as_they_were(tmp_path):

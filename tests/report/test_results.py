@@ -19,7 +19,7 @@ from fewbytes.report.curves import curve
 from fewbytes.report.figures import write_pdf, write_svg
 from fewbytes.report.paper import write_csv, write_latex
 from fewbytes.report.repeats import repeated
-from fewbytes.report.target import target_rows
+from fewbytes.report.target import target_rows, target_table
 from fewbytes.report.times import Goal, reached, seconds_so_far
 
 SEEDS = (1, 2, 3)
@@ -142,9 +142,29 @@ def test_the_way_to_a_target_ends_with_the_first_round_that_has_it(folder):
     assert found.seconds == pytest.approx(seconds_so_far(run, LINK)[best])
     assert reached(run, Goal.read(target="1.01")) is None
     rows = target_rows(repeated(read_runs([folder])), Goal.read(target="global>=0"))
-    assert [(row.label, len(row.reached), row.cells()[-1]) for row in rows] == [
+    assert [(row.label, len(row.reached), row.cells("kB")[-1]) for row in rows] == [
         ("fedavg", 3, ""), ("separate", 0, "not measured"),
     ]  # fmt: skip
+
+
+def test_few_bytes_are_in_units_that_suit_them(folder, tmp_path):
+    runs, goal = read_runs([folder]), Goal.read(target="global>=0")
+    fedavg, _ = target_rows(repeated(runs), goal)
+    both = fedavg.spread("both")
+    assert both is not None
+    heads = [str(column.header) for column in target_table(repeated(runs), goal).columns]
+    assert heads[3:6] == ["B up", "B down", "B both"]
+    assert fedavg.cells("B")[3].startswith(f"{both.mean:,.0f}")
+    text = write_report(runs, tmp_path / "r.html", goal).read_text()
+    assert '<th scope="col">B both</th>' in text
+    found = re.search('id="charts">(.*?)</script>', text, re.DOTALL)
+    assert found
+    charts = json.loads(found[1])
+    [bar], layout = charts["target-both"]["all"]
+    assert bar["x"] == pytest.approx([both.mean / 1e3])
+    axes = [layout["xaxis"], charts["scores-both"]["global"][1]["xaxis"], charts["choice"]["personalised"][1]["xaxis"]]
+    axes += [charts["rounds-uplink"]["all"][1]["yaxis"], charts["clients-uplink"]["all"][1]["xaxis"]]
+    assert all("kB" in axis["title"] for axis in axes)
 
 
 @pytest.mark.parametrize(

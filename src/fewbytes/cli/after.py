@@ -12,6 +12,7 @@ import typer
 from fewbytes.analysis.settings import Attacking, Imprinting, Inferring, Poisoning, Probing, attack_of
 from fewbytes.base.errors import FewbytesError, UserError, visible
 from fewbytes.base.extras import needs
+from fewbytes.base.units import size
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.cli.shared import (
     Allow,
@@ -47,7 +48,7 @@ def report(
     if len(runs) == 1 and (runs[0] / NAME).is_file() and not (runs[0] / "config.toml").exists():
         for name, (sent, plain) in read_app_bytes(runs[0]).totals().items():
             fewer = f", {plain / sent:.3g} times fewer bytes than plain" if sent else ""
-            printed.print(f"{name}: {sent / 1e6:.4g} MB sent, {plain / 1e6:.4g} MB plain{fewer}")
+            printed.print(f"{name}: {size(sent)} sent, {size(plain)} plain{fewer}")
         printed.print(f"report: {write_app_report(runs[0])}", soft_wrap=True)
         return
     from fewbytes.report.repeats import repeated

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from flwr.app import Message
 
+from fewbytes.base.encoded import out_of
+
 NAME = "bytes.jsonl"
 
 
@@ -49,8 +51,8 @@ class ByteLedger:
         if not moved:
             return
         nbytes, plain = (sum(each) for each in zip(*moved.values(), strict=True))
-        words = ", ".join(f"{_share(*each)} {way}" for way, each in moved.items())
-        words += f"; in both directions {_share(nbytes, plain)}" if len(moved) == 2 else ""
+        words = ", ".join(f"{out_of(*each)} {way}" for way, each in moved.items())
+        words += f"; in both directions {out_of(nbytes, plain)}" if len(moved) == 2 else ""
         times = f", {plain / nbytes:.3g} times fewer bytes than plain" if nbytes else ""
         log.info("fewbytes: %s%s", words, times)
 
@@ -61,7 +63,3 @@ def _round(message: Message) -> str:
         if "server-round" in record:
             return str(record["server-round"])
     return message.metadata.group_id
-
-
-def _share(nbytes: int, plain: int) -> str:
-    return f"{nbytes / 1e6:.3g} of {plain / 1e6:.3g} MB"

@@ -21,12 +21,13 @@ from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 from torch import nn
 
+from fewbytes.base.encoded import out_of
 from fewbytes.base.errors import FrameError, UserError, with_article
 from fewbytes.base.files import replacing
 from fewbytes.codec import Encoder, Stream
 from fewbytes.codec.coder import check_bits
 from fewbytes.nvflare.ends import FIRST, ClientEnd, Order, ServerEnd, digest_of
-from fewbytes.nvflare.messages import KEY, Parts, decoded, dxo_of, encoded, is_encoded, parts_of, weights_of, with_data
+from fewbytes.nvflare.messages import KEY, decoded, dxo_of, encoded, is_encoded, parts_of, weights_of, with_data
 
 END = f"{KEY}.end"
 """The job's property in which the two filters of one end share what it keeps."""
@@ -117,7 +118,7 @@ class ModelEncoder(_ModelFilter):
             new = partial(Stream, bits, exact=self.exact, feedback=self.feedback, first=first)
             data = end.encode(client, task, parts.tensors, holds, new)
             made = with_data(shareable, dxo, encoded(data, parts), type(self).__name__)
-            self._done(fl_ctx, f"task {task[0]} for {client}: {_share(data, parts)}")
+            self._done(fl_ctx, f"task {task[0]} for {client}: {out_of(len(data), parts.nbytes)}")
         made.set_header(KEY, end.order(client, task[0]).as_header())
         return made
 
@@ -132,7 +133,7 @@ class ModelEncoder(_ModelFilter):
         data, against = end.encode(task, parts.tensors, dxo.data_kind == "WEIGHTS", new)
         made = with_data(shareable, dxo, encoded(data, parts), type(self).__name__)
         made.set_header(AGAINST, against)
-        self._done(fl_ctx, f"result of task {task[0]}: {_share(data, parts)}")
+        self._done(fl_ctx, f"result of task {task[0]}: {out_of(len(data), parts.nbytes)}")
         return made
 
 
@@ -253,7 +254,3 @@ def _end(fl_ctx: FLContext, kind: type[End]) -> End:
 def _file(fl_ctx: FLContext) -> Path:
     """Where a client's end is saved: in the job's folder at this site."""
     return Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_run_dir(fl_ctx.get_job_id())) / f"{KEY}.state"
-
-
-def _share(data: bytes, parts: Parts) -> str:
-    return f"{len(data) / 1e6:.3g} of {parts.nbytes / 1e6:.3g} MB"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
+from fewbytes.base.units import UNITS, size, unit_of
 from fewbytes.report import pieces
 from fewbytes.report.document import document
 from fewbytes.report.pieces import Charts, Layout, Trace
@@ -69,7 +71,8 @@ def write_app_report(folder: Path) -> Path:
         charts,
         title=f"Flower app in {folder.resolve().name}",
         facts=[f"rounds {len(counted.rounds)}", f"nodes {counted.nodes}"],
-        totals={name: [sent, plain] for name, (sent, plain) in counted.totals().items()},
+        totals=counted.totals(),
+        unit=unit_of(chain(*counted.totals().values())),
         ways=WAYS,
     )
     with replacing(folder / "report.html") as file:
@@ -78,18 +81,21 @@ def write_app_report(folder: Path) -> Path:
 
 
 def _chart(counted: AppBytes, way: str) -> tuple[list[Trace], Layout]:
+    unit = pieces.axis_unit([*counted.plain[way], *counted.sent[way]])
     traces: list[Trace] = [
-        _bars(counted.rounds, counted.plain[way], "plain", 9), _bars(counted.rounds, counted.sent[way], "encoded", 0),
-    ]  # fmt: skip
-    return traces, {"xaxis": {"title": "round", "type": "category"}, "yaxis": {"title": "MB"}, "barmode": "group"}
+        _bars(counted.rounds, counted.plain[way], unit, "plain", 9),
+        _bars(counted.rounds, counted.sent[way], unit, "encoded", 0),
+    ]
+    return traces, {"xaxis": {"title": "round", "type": "category"}, "yaxis": {"title": unit}, "barmode": "group"}
 
 
-def _bars(rounds: Sequence[str], nbytes: Sequence[int], name: str, colour: int) -> dict[str, Any]:
+def _bars(rounds: Sequence[str], nbytes: Sequence[int], unit: str, name: str, colour: int) -> dict[str, Any]:
     return {
         "type": "bar",
         "name": name,
         "x": [pieces.plain(each) for each in rounds],
-        "y": [n / 1e6 for n in nbytes],
+        "y": [n / UNITS[unit] for n in nbytes],
+        "customdata": [size(n) for n in nbytes],
         "marker": {"color": pieces.colour(colour)},
-        "hovertemplate": f"{name}<br>round %{{x}}<br><b>%{{y:.4~g}} MB</b><extra></extra>",
+        "hovertemplate": f"{name}<br>round %{{x}}<br><b>%{{customdata}}</b><extra></extra>",
     }

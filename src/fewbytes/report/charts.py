@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Literal
 
-from fewbytes.base.units import size
+from fewbytes.base.units import UNITS, size
 from fewbytes.report import pieces
 from fewbytes.report.curves import Over, curve
 from fewbytes.report.folder import Both, Direction, Row, RunFolder, when
@@ -29,12 +29,13 @@ def score_axis(metric: str, share: bool) -> Layout:
     return {"title": metric} | ({"tickformat": ".3~p"} if share else {})
 
 
-def score_traces(group: Repeated, metric: str, kind: str | None, index: int, over: Over, goal: Goal) -> list[Trace]:
-    """One kind of a metric over rounds, cumulative megabytes or seconds; of several seeds their mean, above a band of
-    one standard deviation either way."""
+def score_traces(
+    group: Repeated, metric: str, kind: str | None, index: int, over: Over, goal: Goal, scale: int = 1
+) -> list[Trace]:
+    """One kind of a metric over rounds, cumulative bytes or seconds, `scale` of them a unit of the axis; of several
+    seeds their mean, above a band of one standard deviation either way."""
     points, run = curve(group, metric, kind, over, goal), group.first
     rows = {row["round"]: row for row in run.rounds if row["phase"] != "join"}
-    scale = 1e6 if over in ("both", "uplink", "downlink") else 1
     form = ".1%" if run.percent(metric) else ".4~g"
     moved = f"<br>%{{customdata[3]}} {'in both directions' if over == 'both' else over}"
     words = {"round": "", "seconds": "<br>%{x:,.4~g} s"}.get(over, moved)
@@ -91,15 +92,15 @@ def probe_trace(run: RunFolder, probe: Probe, name: Probed, index: int) -> Trace
     }
 
 
-def round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
-    """Megabytes of each round; exchanges outside the rounds are single points."""
+def round_trace(run: RunFolder, index: int, direction: Direction, unit: str) -> Trace:
+    """Bytes of each round, in a unit; exchanges outside the rounds are single points."""
     rows: list[Row | None] = [row for row in run.rounds if row["phase"] == "round"]
     for row in run.rounds:
         rows += [None, row] if row["phase"] != "round" else []
     counts = [None if row is None else row[f"{direction}_bytes"] for row in rows]
     return _line(index, rows) | {
         "x": [None if row is None else row["round"] for row in rows],
-        "y": [None if count is None else count / 1e6 for count in counts],
+        "y": [None if count is None else count / UNITS[unit] for count in counts],
         "customdata": [
             [pieces.plain(run.label), "" if row is None else when(row), "" if count is None else size(count)]
             for row, count in zip(rows, counts, strict=True)
@@ -138,6 +139,7 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction, numbers: Seque
     """One run: a bar per client. Several: a box of clients per run. Very many clients: means of neighbours. `numbers`:
     of the runs' colours."""
     traces: list[Trace] = []
+    unit = pieces.axis_unit(count for run in runs for count in run.bytes_by_client(direction).values())
     for index, (run, number) in enumerate(zip(runs, numbers, strict=True)):
         if run.ledger is None:
             continue
@@ -148,7 +150,7 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction, numbers: Seque
             for group in together(len(sent))
         }
         values, customdata = (
-            [count / 1e6 for _, count in clients.values()],
+            [count / UNITS[unit] for _, count in clients.values()],
             [[pieces.plain(run.label), who, size(round(count))] for who, count in clients.values()],
         )
         trace: Trace = {
@@ -174,12 +176,12 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction, numbers: Seque
     if len(runs) == 1:
         return traces, {
             "xaxis": {"title": "client"} | _ticks(runs[0].partition),
-            "yaxis": mb_axis("MB", runs, direction),
+            "yaxis": bytes_axis(unit, runs, direction),
             "bargap": 0.15 if (runs[0].clients or 0) <= 100 else 0,
         }
     names = {"tickvals": list(range(len(runs))), "ticktext": [pieces.plain(run.label, 18) for run in runs]}
     return traces, {
-        "xaxis": mb_axis("MB", runs, direction),
+        "xaxis": bytes_axis(unit, runs, direction),
         "yaxis": {"autorange": "reversed", "showgrid": False, "zeroline": False} | names,
     }
 
@@ -241,8 +243,8 @@ def round_axis(runs: Sequence[RunFolder]) -> Layout:
     return {"title": "round"} | ({"dtick": 1} if last <= 10 else {})
 
 
-def mb_axis(title: str, runs: Sequence[RunFolder], direction: Direction | Both) -> Layout:
-    """An axis of megabytes; logarithmic if one run moves at least twenty times as much as another."""
+def bytes_axis(title: str, runs: Sequence[RunFolder], direction: Direction | Both) -> Layout:
+    """An axis of bytes; logarithmic if one run moves at least twenty times as much as another."""
     totals = [total for run in runs if (total := run.total_bytes(direction))]
     if totals and max(totals) >= 20 * min(totals):
         return {"title": f"{title} (log scale)", "type": "log", "dtick": 1, "exponentformat": "none"}

@@ -218,7 +218,6 @@ class Words:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self.step = "a percentage point" if run.percent() else "0.01" if run.share() else "1 %"
-
         self.best = "most accurate" if run.metric == "accuracy" else "best"
 
     def score(self, point: Point) -> str:
@@ -237,13 +236,19 @@ def _cost(point: Point) -> str:
 
 def compared_kinds(groups: Sequence[Repeated]) -> list[str]:
     """The kinds of score that at least two methods have; none if their data or metrics differ."""
-    by_seed = defaultdict[Any, list[RunFolder]](list)
-    for run in (run for group in groups for run in group.runs):
-        by_seed[run.fact("seed") if seeds_of(groups) else None].append(run)
-    for runs in by_seed.values():
-        if len(grouped_by(runs, lambda run: (run.fact("dataset"), run.partition, run.metric))) > 1:
-            return []
+    if not comparable(groups):
+        return []
     return [kind for kind in WORDS if sum(len(points_of(kind, groups, over)) for over in (False, True)) > 1]
+
+
+def comparable(groups: Sequence[Repeated]) -> bool:
+    """Whether all runs have the same data set and metric, and the same partition, of repeated runs those of a seed."""
+    runs = [run for group in groups for run in group.runs]
+    by_seed = defaultdict[Any, list[RunFolder]](list)
+    for run in runs:
+        by_seed[run.fact("seed") if seeds_of(groups) else None].append(run)
+    same = len(grouped_by(runs, lambda run: (run.fact("dataset"), run.metric))) == 1
+    return same and all(len(grouped_by(each, lambda run: (run.partition,))) == 1 for each in by_seed.values())
 
 
 def points_of(kind: str, groups: Sequence[Repeated], over: bool) -> list[Point]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fewbytes.base.units import moved, size
+from fewbytes.base.units import UNITS, moved, size
 from fewbytes.report import pieces
 from fewbytes.report.charts import DIRECTIONS, score_axis
 from fewbytes.report.choice import (
@@ -28,8 +28,8 @@ from fewbytes.report.repeats import Repeated, repeated
 
 @dataclass(frozen=True)
 class Section:
-    """Recommendations, views of the chart, labels on the Pareto fronts, whether runs have budgets, and how many runs
-    reached theirs."""
+    """Recommendations, views of the chart, labels on the Pareto fronts (`best`), caveats of the recommendations, the
+    metric, the `step` by which it must be better, whether runs have budgets, and how many runs `ended` by theirs."""
 
     choices: list[Choice]
     views: dict[str, str]
@@ -89,23 +89,24 @@ def _chart(choice: Choice, groups: Sequence[Repeated]) -> tuple[list[Trace], Lay
 
 
 def _axis(sent: Sequence[int]) -> tuple[Layout, Callable[[int], float]]:
-    """The axis of megabytes of both directions (logarithmic for a wide range), and the position of a byte count on it;
+    """The axis of bytes of both directions (logarithmic for a wide range), and the position of a byte count on it;
     0 has a position on either."""
-    least, most = min(sent, default=1), max(sent, default=1_000_000)
+    least, most, unit = min(sent, default=1), max(sent, default=1_000_000), pieces.axis_unit(sent)
+    scale = UNITS[unit]
     if most < 20 * least:
         return {
-            "title": "both directions, MB",
-            "range": [-0.1 * most / 1e6, 1.06 * most / 1e6],
-        }, lambda count: count / 1e6
-    low, zero = math.floor(math.log10(least / 1e6)), math.log10(least / 1e6) - 0.5
-    steps = [one * 10.0**d for d in range(low, math.floor(math.log10(most / 1e6)) + 1) for one in (1, 2, 5)]
-    steps = [step for step in steps if least <= 1e6 * step <= most]
+            "title": f"both directions, {unit}",
+            "range": [-0.1 * most / scale, 1.06 * most / scale],
+        }, lambda count: count / scale
+    low, zero = math.floor(math.log10(least / scale)), math.log10(least / scale) - 0.5
+    steps = [one * 10.0**d for d in range(low, math.floor(math.log10(most / scale)) + 1) for one in (1, 2, 5)]
+    steps = [step for step in steps if least <= scale * step <= most]
     decades = [step for step in steps if f"{step:e}"[0] == "1"]
     steps = decades if len(decades) > 2 else steps
     ticks = {"tickvals": [10**zero, *steps], "ticktext": ["0", *(f"{step:g}" for step in steps)]}
-    ends = {"range": [zero - 0.5, math.log10(most / 1e6) + 0.2]}
-    axis = {"title": "both directions, MB (log scale)", "type": "log"} | ticks | ends
-    return axis, lambda count: count / 1e6 if count else 10**zero
+    ends = {"range": [zero - 0.5, math.log10(most / scale) + 0.2]}
+    axis = {"title": f"both directions, {unit} (log scale)", "type": "log"} | ticks | ends
+    return axis, lambda count: count / scale if count else 10**zero
 
 
 def _rule(x: list[float], y: list[float], dash: str) -> Trace:

@@ -11,7 +11,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.units import in_unit, megabytes, size
+from fewbytes.base.units import in_unit, size
 from fewbytes.report import numbers, pieces
 from fewbytes.report.pieces import Charts
 from fewbytes.report.table import GLOSSARY, decibels, percent, seconds, whole
@@ -67,7 +67,6 @@ def _environment() -> Any:
         "decibels": decibels,
         "in_unit": in_unit,
         "mark": pieces.mark,
-        "megabytes": megabytes,
         "percent": percent,
         "seconds": seconds,
         "size": size,

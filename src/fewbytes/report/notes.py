@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from fewbytes.base.errors import listed
 from fewbytes.core.promise import Privacy
 from fewbytes.report.folder import RunFolder
+from fewbytes.report.repeats import Repeated, by_text
+
+NAMED = 3
+"""Maximum number of methods or runs that a line names."""
 
 OUTSIDE = {
     "clients": "the models that the server sends and keeps. Not covered, and exact: clients' losses and scores, "
@@ -18,19 +23,23 @@ OUTSIDE = {
 
 def noted(runs: Sequence[RunFolder]) -> list[str]:
     """Why runs failed, the limits of a privacy promise, and a line per note of a run: its number of rounds, and its
-    last amount."""
-    lines = [f"{run.label} failed: {run.failure}" for run in runs if run.failure]
-    for run in runs:
-        found: dict[str, list[str]] = {}
-        for row in run.rounds:
-            for what, how_much in row.get("notes", {}).items():
-                found.setdefault(what, []).append(how_much)
-        rounds = sum(row["phase"] == "round" for row in run.rounds)
-        name = f"{run.label}, " if len(runs) > 1 else ""
-        if terms := run.fact("dp"):
-            lines.append(f"{name}dp ({terms}) covers {OUTSIDE[Privacy.read(terms).of]}")
-        lines += [
-            f"{name}in {len(amounts)} of {rounds} rounds {what} (the last time {amounts[-1]})"
-            for what, amounts in found.items()
-        ]
-    return lines
+    last amount. Runs with equal lines share one."""
+    failures = by_text(runs, lambda run: [run.failure] if run.failure else [])
+    lines = [f"{_named(about)} failed: {text}" for about, text in failures]
+    return lines + [f"{_named(about)}: {text}" if len(runs) > 1 else text for about, text in by_text(runs, _notes)]
+
+
+def _notes(run: RunFolder) -> Iterator[str]:
+    found: dict[str, list[str]] = {}
+    for row in run.rounds:
+        for what, how_much in row.get("notes", {}).items():
+            found.setdefault(what, []).append(how_much)
+    rounds = sum(row["phase"] == "round" for row in run.rounds)
+    if terms := run.fact("dp"):
+        yield f"dp ({terms}) covers {OUTSIDE[Privacy.read(terms).of]}"
+    for what, amounts in found.items():
+        yield f"in {len(amounts)} of {rounds} rounds {what} (the last time {amounts[-1]})"
+
+
+def _named(about: Sequence[Repeated]) -> str:
+    return listed([each.label for each in about], NAMED)

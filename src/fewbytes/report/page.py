@@ -28,10 +28,10 @@ from fewbytes.report import (
 )
 from fewbytes.report.charts import (
     DIRECTIONS,
+    bytes_axis,
     called,
     client_chart,
     heat_map,
-    mb_axis,
     probe_trace,
     round_axis,
     round_trace,
@@ -202,8 +202,9 @@ def _traffic(runs: Sequence[RunFolder], numbers: Sequence[int]) -> Charts:
     """Only charts: the section has no other values."""
     charts: Charts = {}
     for direction in DIRECTIONS:
-        traces = [round_trace(run, number, direction) for number, run in zip(numbers, runs, strict=True)]
-        layout = {"xaxis": round_axis(runs), "yaxis": mb_axis("MB a round", runs, direction)}
+        unit = pieces.axis_unit(row[f"{direction}_bytes"] for run in runs for row in run.rounds)
+        traces = [round_trace(run, number, direction, unit) for number, run in zip(numbers, runs, strict=True)]
+        layout = {"xaxis": round_axis(runs), "yaxis": bytes_axis(f"{unit} a round", runs, direction)}
         charts[f"rounds-{direction}"] = {"all": (traces, layout)}
         if any(run.ledger is not None for run in runs):
             charts[f"clients-{direction}"] = {"all": client_chart(runs, direction, numbers)}

@@ -1,9 +1,9 @@
-"""Shared by charts and sections: colours, marks, untrusted text, samples of large data."""
+"""Shared by charts and sections: colours, marks, units, untrusted text, samples of large data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, TypeVar
 
@@ -68,6 +68,11 @@ def see_through(index: int) -> str:
     """The colour of an index's band."""
     red, green, blue = (int(colour(index)[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.16)"
+
+
+def axis_unit(counts: Iterable[float]) -> str:
+    """The unit of an axis of these bytes: kB if all are below 0.1 MB, else MB."""
+    return "kB" if 0 < max(counts, default=0) < 10**5 else "MB"
 
 
 def plain(text: str, longest: int = 80) -> str:

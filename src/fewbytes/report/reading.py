@@ -1,9 +1,9 @@
 """Reads run folders.
 
 A run folder holds `config.toml` and `rounds.jsonl`. A killed run lacks `ledger.parquet`, `partition.json` and
-`result.json`; their contents are then derived from the other files or left out. `fewbytes probe` adds `probe.json`;
-`fewbytes attack` adds `attack.json` and `attack.png`, `membership.json` with --membership, and `poison.json` with
---poison; `fewbytes reproduce` adds `local.json` if it needs it.
+`result.json`; their contents are then derived from the other files or left out, and `status.json` states why the run
+failed. `fewbytes probe` adds `probe.json`; `fewbytes attack` adds `attack.json` and `attack.png`, `membership.json`
+with --membership, and `poison.json` with --poison; `fewbytes reproduce` adds `local.json` if it needs it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -108,6 +109,22 @@ def repeated(runs: Sequence[RunFolder]) -> list[Repeated]:
         return [Repeated(run.label, (run,)) for run in runs]
     labels = distinctly_labelled([group[0] for group in found], without=OF_A_SEED)
     return [Repeated(label, tuple(group)) for label, group in zip(labels, found, strict=True)]
+
+
+def by_text(runs: Sequence[RunFolder], texts: Callable[[RunFolder], Iterable[str]]) -> list[tuple[list[Repeated], str]]:
+    """The texts on runs, each once, in order, with its subjects: methods if it is on all of their seeds, else runs."""
+    subjects: dict[str, set[Path]] = {}
+    for run in runs:
+        for text in texts(run):
+            subjects.setdefault(text, set()).add(run.path)
+    groups = repeated(runs)
+    return [([each for group in groups for each in _among(group, paths)], text) for text, paths in subjects.items()]
+
+
+def _among(group: Repeated, paths: Collection[Path]) -> list[Repeated]:
+    """A method whose runs are all among these, else its runs that are."""
+    found = [run for run in group.runs if run.path in paths]
+    return [group] if len(found) == len(group.runs) else [Repeated(run.label, (run,)) for run in found]
 
 
 def seeds_of(groups: Sequence[Repeated]) -> list[int]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fewbytes.report.charts import mb_axis, round_axis, score_axis, score_traces, unique
+from fewbytes.base.units import UNITS
+from fewbytes.report import pieces
+from fewbytes.report.charts import bytes_axis, round_axis, score_axis, score_traces, unique
 from fewbytes.report.curves import Over
 from fewbytes.report.folder import Both, Direction
 from fewbytes.report.pieces import Charts, Layout
@@ -61,10 +63,10 @@ def section(groups: Sequence[Repeated], goal: Goal, charts: Charts) -> Section |
         return None
     names, lines = _lines(groups)
 
-    def draw(name: str, over: Over, axis: Layout, of: dict[str, list[Line]]) -> None:
+    def draw(name: str, over: Over, axis: Layout, of: dict[str, list[Line]], scale: int = 1) -> None:
         charts[name] = {
             view: (
-                [trace for line in drawn for trace in score_traces(*line, over, goal)],
+                [trace for line in drawn for trace in score_traces(*line, over, goal, scale)],
                 {"xaxis": axis, "yaxis": _axis(drawn), "hovermode": "closest"},
             )
             for view, drawn in of.items()
@@ -72,7 +74,8 @@ def section(groups: Sequence[Repeated], goal: Goal, charts: Charts) -> Section |
 
     draw("scores-rounds", "round", round_axis(runs), lines)
     for over, title in MOVED.items():
-        draw(f"scores-{over}", over, mb_axis(f"{title} so far, MB", runs, over), lines)
+        unit = pieces.axis_unit(run.total_bytes(over) for run in runs)
+        draw(f"scores-{over}", over, bytes_axis(f"{title} so far, {unit}", runs, over), lines, UNITS[unit])
     known = {view: [line for line in drawn if goal.up or line[0].first.timed] for view, drawn in lines.items()}
     if any(known.values()):
         draw("scores-seconds", "seconds", {"title": "seconds so far", "rangemode": "tozero"}, known)

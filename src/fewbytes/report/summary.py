@@ -1,4 +1,4 @@
-"""The report's summary: scores and bytes of each method, in one table."""
+"""The report's summary: scores and bytes of each method, and sentences on them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from statistics import fmean
 from fewbytes.base.units import unit_of
 from fewbytes.report import scores
 from fewbytes.report.charts import DIRECTIONS, unique
+from fewbytes.report.choice import comparable, guessing
 from fewbytes.report.folder import Direction, when
 from fewbytes.report.repeats import Repeated, seeds_of
-from fewbytes.report.table import badges_of, best_models, majority_rows, mixed, of_clients
+from fewbytes.report.table import OF_SERVER, badges_of, best_models, intervals_of, majority_rows, mixed, of_clients
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Highest:
-    """The run with the best final score, that score and its kind; `by` states the metric of the comparison."""
+    """The method with the best final score, that score and its kind; `by`: the metric of the comparison, in words;
+    `higher`: whether higher is better."""
 
     by: str
     label: str
@@ -58,7 +60,8 @@ class Highest:
 
 @dataclass(frozen=True)
 class Summary:
-    """Scores and bytes of every run, the metrics, and the score of guessing the majority class, by kind."""
+    """Scores and bytes of every method, the metrics, and the score of guessing the majority class, by kind; `sure`: of
+    a single method, sentences on how sure its score is."""
 
     metric: str
     further: list[str]
@@ -67,6 +70,7 @@ class Summary:
     highest: Highest | None
     cheapest: SummaryRow
     best_models: list[str]
+    sure: list[str]
     apart: bool = False  # judged on different test data
 
     @property
@@ -88,7 +92,8 @@ def section(groups: Sequence[Repeated]) -> Summary:
     best = [] if seeds_of(groups) else best_models(runs)
     heads = [f"{metric} {kind}".strip() for metric, kind in further]
     metric = scores.main_metric(groups)
-    return Summary(metric, heads, rows, majority_rows(runs), _highest(groups), cheapest, best, apart)
+    sure = _sure(groups[0]) if len(groups) == 1 else []
+    return Summary(metric, heads, rows, majority_rows(runs), _highest(groups), cheapest, best, sure, apart)
 
 
 def _summary_row(group: Repeated, groups: Sequence[Repeated], further: Sequence[tuple[str, str]]) -> SummaryRow:
@@ -130,7 +135,28 @@ def _moved(group: Repeated, direction: Direction) -> Moved:
     )
 
 
+def _sure(group: Repeated) -> list[str]:
+    """The interval of a method's score, or what it is of several seeds; and whether it is better than guessing."""
+    run, finals = group.first, group.finals(group.first.kind)
+    if run.kind is None or not finals:
+        return []
+    sentences = []
+    if len(finals) > 1:
+        sentences.append(f"The score is the mean ± standard deviation over seeds {', '.join(map(str, finals))}.")
+    elif run.kind == OF_SERVER and (interval := intervals_of(group.done[0]).get(run.metric)):
+        sentences.append(f"The 95 % bootstrap interval of the score is {interval}.")
+    if guess := guessing(run.kind, group.runs):
+        better = "better" if guess.beaten(fmean(finals.values())) else "no better"
+        always = guess.words.startswith("always")
+        words = f"{guess.words[0].upper()}{guess.words[1:]}" if always else f"The score is {better} than {guess.words}"
+        sentences.append(f"{words}.")
+    return sentences
+
+
 def _highest(groups: Sequence[Repeated]) -> Highest | None:
+    """None if the runs' data, test data or metrics differ, or nothing was scored."""
+    if not comparable(groups):
+        return None
     firsts = [group.first for group in groups]
     kinds = {group.label: group.first.kind for group in groups}
     by = ""
@@ -141,8 +167,6 @@ def _highest(groups: Sequence[Repeated]) -> Highest | None:
         if not shared and mixed(firsts):
             return None
         by = f"By the {name} all runs have measured, " if shared else f"Each by its own kind of {name}, "
-    if len({run.metric for run in firsts}) > 1:
-        return None
     finals = {g.label: list(found.values()) for g in groups if (found := g.finals(kinds[g.label]))}
     if not finals:
         return None

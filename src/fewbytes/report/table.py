@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
 from statistics import fmean
@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fewbytes.base.errors import listed
 from fewbytes.base.units import in_unit, unit_of, written
 from fewbytes.core.promise import Privacy
 from fewbytes.data.schema import DOUBT
 from fewbytes.report import left_out, notes
 from fewbytes.report.folder import Both, Direction, RunFolder
-from fewbytes.report.repeats import Repeated, repeated, seeds_of
+from fewbytes.report.repeats import Repeated, by_text, repeated, seeds_of
 from fewbytes.running.promises.promise import RECEIVED
 from fewbytes.running.rounding import rounded
 from fewbytes.running.settings import ROUNDING
@@ -151,20 +152,27 @@ def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> T
 
 
 def _guesses(runs: Sequence[RunFolder]) -> list[str]:
-    """A line for every run that is no better than guessing."""
+    """Lines on runs that are no better than guessing, one for all with the same guess and remedy."""
     lines = []
-    for run in runs:
-        guess, final = run.guessing(run.kind), run.score(run.kind).final
-        if guess is not None and final is not None and not guess.beaten(final):
-            name = f"{run.label}, " if len(runs) > 1 else ""
-            remedy = "; try another lr, smaller batches, or more epochs or rounds"
-            if doubts := [note for note in run.fact("notes") or () if f": {DOUBT} column" in note]:
-                remedy = f"; {'; '.join(doubts[:3])}"
-            if guess.words.startswith("always"):
-                lines.append(f"{name}{run.kind} {run.written(final)}: {guess.words}")
-            else:
-                lines.append(f"{name}{run.kind} {run.written(final)}: no better than {guess.words}{remedy}")
+    for about, text in by_text(runs, _guess):
+        names = [
+            f"{each.label if len(runs) > 1 else ''} {each.first.kind} "
+            + each.written([run.score(run.kind).final for run in each.runs])
+            for each in about
+        ]
+        lines.append(f"{listed([name.strip() for name in names], notes.NAMED)}: {text}")
     return lines
+
+
+def _guess(run: RunFolder) -> Iterator[str]:
+    """The guess that a run does not beat, and a remedy."""
+    guess, final = run.guessing(run.kind), run.score(run.kind).final
+    if guess is None or final is None or guess.beaten(final):
+        return
+    remedy = "; try another lr, smaller batches, or more epochs or rounds"
+    if doubts := [note for note in run.fact("notes") or () if f": {DOUBT} column" in note]:
+        remedy = f"; {'; '.join(doubts[:3])}"
+    yield guess.words if guess.words.startswith("always") else f"no better than {guess.words}{remedy}"
 
 
 def _meanings(runs: Sequence[RunFolder]) -> list[str]:
@@ -241,15 +249,21 @@ def intervals(runs: Sequence[RunFolder]) -> list[str]:
     """A line for every run with bootstrap intervals of its global model's scores."""
     lines = []
     for run in runs:
-        found = (run.result or {}).get("global_model", {}).get("intervals", {})
         texts = [
-            f"{metric} {run.written(run.score('global', metric).final, metric)} "
-            f"({run.written(low, metric)} to {run.written(high, metric)})"
-            for metric, (low, high) in found.items()
+            f"{metric} {run.written(run.score(OF_SERVER, metric).final, metric)} ({interval})"
+            for metric, interval in intervals_of(run).items()
         ]
         name = f"{run.label}, " if len(runs) > 1 else ""
         lines += [f"{name}global, with 95 % bootstrap intervals: {', '.join(texts)}"] if texts else []
     return lines
+
+
+def intervals_of(run: RunFolder) -> dict[str, str]:
+    """By metric, the 95 % bootstrap interval of the global model's last score, as text."""
+    found = (run.result or {}).get("global_model", {}).get("intervals", {})
+    return {
+        metric: f"{run.written(low, metric)} to {run.written(high, metric)}" for metric, (low, high) in found.items()
+    }
 
 
 def best_models(runs: Sequence[RunFolder]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fewbytes.base.units import megabytes
+from fewbytes.base.units import UNITS, in_unit, unit_of
 from fewbytes.report import pieces
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.repeats import Repeated, Spread, spread_of
@@ -22,6 +22,10 @@ RULE = (
     "link in each round"
 )
 Cost = Literal["both", "seconds"]
+WAYS: tuple[Literal["up"], Literal["down"], Literal["both"]] = ("up", "down", "both")
+HEADS = ("round", *WAYS, "seconds", "")
+LEAST = ("down", "up", "round", "kind")
+"""Columns that a narrow terminal drops, in this order."""
 
 
 class TargetRow(NamedTuple):
@@ -44,11 +48,12 @@ class TargetRow(NamedTuple):
         values = [each.up + each.down if name == "both" else getattr(each, name) for each in self.reached]
         return spread_of(value for value in values if value is not None)
 
-    def cells(self) -> list[str]:
-        """Rounds, MB up, down and both, and seconds as text; for a method that never reached it, its best score."""
+    def cells(self, unit: str) -> list[str]:
+        """Rounds, bytes up, down and both in a unit, and seconds as text; for a method that never reached it, its best
+        score."""
         if not self.reached:
             return ["—", "—", "—", "—", "—", f"not reached (best {self.best})" if self.best else "not measured"]
-        ways = [_text(self.spread(name)) for name in ("up", "down", "both")]
+        ways = [_text(self.spread(name), unit) for name in WAYS]
         took, rounds = self.spread("seconds"), self.spread("round")
         form = ".1f" if took is None or took.mean < 100 else ",.0f"
         count = f"{len(self.reached)} of {len(self.runs)} runs" if len(self.reached) < len(self.runs) else ""
@@ -58,11 +63,6 @@ class TargetRow(NamedTuple):
             _plain(took, form),
             count,
         ]
-
-
-HEADS = ["round", "MB up", "MB down", "MB both", "seconds", ""]
-LEAST = ("MB down", "MB up", "round", "kind")
-"""Columns that a narrow terminal drops, in this order."""
 
 
 def target_rows(groups: Sequence[Repeated], goal: Goal) -> list[TargetRow]:
@@ -93,11 +93,12 @@ def target_table(groups: Sequence[Repeated], goal: Goal, width: int = 100) -> Ta
 
 def _table(groups: Sequence[Repeated], goal: Goal, rows: Sequence[TargetRow], dropped: Sequence[str]) -> Table:
     gone = {*dropped} | (set() if any(row.spread("seconds") for row in rows) else {"seconds"})
-    gone |= set() if any(row.cells()[-1] for row in rows) else {""}
+    unit = _unit(rows)
+    gone |= set() if any(row.cells(unit)[-1] for row in rows) else {""}
     kinds = [] if "kind" in gone else ["kind"]
-    table = figures_table(explained(groups, goal), ["method", *kinds], [head for head in HEADS if head not in gone])
+    table = figures_table(explained(groups, goal), ["method", *kinds], _heads(unit, gone))
     for row in rows:
-        cells = [cell for head, cell in zip(HEADS, row.cells(), strict=True) if head not in gone]
+        cells = [cell for name, cell in zip(HEADS, row.cells(unit), strict=True) if name not in gone]
         table.add_row(Text(row.label), *([row.kind] if kinds else []), *map(Text, cells))
     return table
 
@@ -105,9 +106,7 @@ def _table(groups: Sequence[Repeated], goal: Goal, rows: Sequence[TargetRow], dr
 def explained(groups: Sequence[Repeated], goal: Goal) -> str:
     """What the figures are."""
     target = goal.target_words(groups[0].first)
-    first = (
-        f"Until {target}, on test data, at the end of the first scored round with it; MB are of all clients together."
-    )
+    first = f"Until {target}, on test data, at the end of the first scored round with it; bytes are of all clients."
     if any(len(group.runs) > 1 for group in groups):
         first += " Mean ± standard deviation over the seeds that reach it."
     return f"{first} {timed(groups, goal)}".strip()
@@ -125,11 +124,27 @@ def timed(groups: Sequence[Repeated], goal: Goal) -> str:
     return text.strip()
 
 
-def _text(spread: Spread | None) -> str:
-    """Bytes as megabytes."""
+def _unit(rows: Sequence[TargetRow]) -> str:
+    """One unit for the bytes of all rows."""
+    return unit_of(spread.mean for row in rows for way in WAYS if (spread := row.spread(way)))
+
+
+def _heads(unit: str, gone: Collection[str] = ()) -> list[str]:
+    """The heads of the columns that are not `gone`."""
+    return [f"{unit} {name}" if name in WAYS else name for name in HEADS if name not in gone]
+
+
+def _text(spread: Spread | None, unit: str) -> str:
+    """Bytes in a unit."""
     if spread is None:
         return "—"
-    return megabytes(spread.mean) + ("" if spread.deviation is None else f" ± {megabytes(spread.deviation)}")
+    return in_unit(spread.mean, unit) + ("" if spread.deviation is None else f" ± {in_unit(spread.deviation, unit)}")
+
+
+def _in_words(spread: Spread, name: Cost) -> str:
+    """Bytes or seconds with their unit."""
+    unit = unit_of([spread.mean])
+    return f"{_text(spread, unit)} {unit}" if name == "both" else f"{_plain(spread, '.4g')} s"
 
 
 def _plain(spread: Spread | None, form: str) -> str:
@@ -143,13 +158,13 @@ def _plain(spread: Spread | None, form: str) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """The way to the target: what it is, rows, heads, whether seconds are known, and the charts' height."""
+    """The way to the target: what it is, rows, heads, the unit of bytes, and the charts' height."""
 
     explained: str
     target: str
     rows: list[TargetRow]
     heads: list[str]
-    seconds: bool
+    unit: str
     height: int
 
 
@@ -162,16 +177,18 @@ def section(groups: Sequence[Repeated], goal: Goal, charts: Charts) -> Section |
     timed = any(row.spread("seconds") for row in rows)
     names: tuple[Cost, ...] = ("both", "seconds") if timed else ("both",)
     for name in names if found else ():
-        title = {"both": "both directions, MB", "seconds": "seconds"}[name]
-        charts[f"target-{name}"] = {"all": _chart(found, name, title)}
-    words = goal.target_words(groups[0].first)
-    return Section(explained(groups, goal), words, rows, HEADS, timed, 90 + 26 * len(found))
+        charts[f"target-{name}"] = {"all": _chart(found, name)}
+    words, unit = goal.target_words(groups[0].first), _unit(rows)
+    return Section(explained(groups, goal), words, rows, _heads(unit), unit, 90 + 26 * len(found))
 
 
-def _chart(rows: Sequence[TargetRow], name: Cost, title: str) -> tuple[list[Trace], Layout]:
+def _chart(rows: Sequence[TargetRow], name: Cost) -> tuple[list[Trace], Layout]:
     """A bar per method, with its deviation."""
     found = [(row, spread) for row in rows if (spread := row.spread(name)) is not None]
-    scale, unit = (1e6, "MB") if name == "both" else (1.0, "s")
+    title, scale = "seconds", 1
+    if name == "both":
+        unit = pieces.axis_unit(spread.mean for _, spread in found)
+        title, scale = f"both directions, {unit}", UNITS[unit]
     traces: list[Trace] = [
         {
             "type": "bar",
@@ -181,8 +198,8 @@ def _chart(rows: Sequence[TargetRow], name: Cost, title: str) -> tuple[list[Trac
             "y": [place],
             "error_x": {"type": "data", "array": [(spread.deviation or 0.0) / scale], "visible": spread.of > 1},
             "marker": {"color": pieces.colour(row.number)},
-            "customdata": [[pieces.plain(row.label), _text(spread) if name == "both" else _plain(spread, ".4g")]],
-            "hovertemplate": "%{customdata[0]}<br><b>%{customdata[1]}</b> " + unit + "<extra></extra>",
+            "customdata": [[pieces.plain(row.label), _in_words(spread, name)]],
+            "hovertemplate": "%{customdata[0]}<br><b>%{customdata[1]}</b><extra></extra>",
             "meta": row.number,
         }
         for place, (row, spread) in enumerate(found)
