@@ -21,9 +21,9 @@ RATE = 10.0
 """Mbit/s of README's table and picture."""
 SITES = 3
 DEPLOYED, ALONE = "fewbytes deploy fedavg", "training alone"
-SHOWN = {FLOWER: "#8a8f98", OURS: "#1f6feb", "NVFlare's FedAvg, 8 bits": "#b0712f"}
+SHOWN = {FLOWER: "#8a8f98", OURS: "#1f6feb", DEPLOYED: "#1a7f37", "NVFlare's FedAvg, 8 bits": "#b0712f"}
 """The systems there, and their colours."""
-NAMED = {OURS: "the same app with fewbytes, two lines changed"}
+NAMED = {OURS: "the same app with fewbytes, two lines changed", DEPLOYED: "`fewbytes deploy fedavg`"}
 
 
 def table(runs: list[dict[str, Any]], learned: bool) -> str:
@@ -151,7 +151,7 @@ def draw(runs: list[dict[str, Any]], dark: bool) -> None:
             run = of[system]
             minutes, percent = [t / 60 for t in run["seconds"]], [100 * value for value in run["accuracy"]]
             there = reached(run, of[FLOWER])
-            label = f"{NAMED.get(system, system)}: {total(run, -1 if there is None else there):,.0f} MB to {target(of)}"
+            label = f"{NAMED.get(system, system).strip('`')}: {total(run, -1 if there is None else there):,.0f} MB to {target(of)}"
             axes.plot(minutes, percent, "o-", color=colour, linewidth=2, markersize=4, label=label)
         axes.set_xlabel(f"minutes at {RATE:g} Mbit/s")
         axes.set_ylabel("accuracy, %")
