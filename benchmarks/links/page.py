@@ -151,7 +151,8 @@ def draw(runs: list[dict[str, Any]], dark: bool) -> None:
             run = of[system]
             minutes, percent = [t / 60 for t in run["seconds"]], [100 * value for value in run["accuracy"]]
             there = reached(run, of[FLOWER])
-            label = f"{NAMED.get(system, system).strip('`')}: {total(run, -1 if there is None else there):,.0f} MB to {target(of)}"
+            moved = total(run, -1 if there is None else there)
+            label = f"{NAMED.get(system, system).strip('`')}: {moved:,.0f} MB to {target(of)}"
             axes.plot(minutes, percent, "o-", color=colour, linewidth=2, markersize=4, label=label)
         axes.set_xlabel(f"minutes at {RATE:g} Mbit/s")
         axes.set_ylabel("accuracy, %")
