@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
 import torch
@@ -44,3 +45,16 @@ def test_a_run_that_stops_early_has_them_of_its_last_round(tmp_path: Path) -> No
     result = fb.run(fb.FedAvg(lr=1.0, epochs=9), task, rounds=9, stop_when="global>=0.9", workers=1)
     assert result.summary["rounds"] < 9
     assert result.summary["global_model"]["confusion"] == torch.eye(4).int().tolist()
+
+
+def test_charts_of_one_run_first_show_the_test_data_by_which_it_is_judged(tmp_path: Path) -> None:
+    x, y = torch.eye(4), torch.arange(4)
+    task = fb.Task.of(lambda: nn.Linear(4, 4), [((x, y), (x, y))] * 2, (x, y))
+    for method, first, second in (
+        (fb.FedAvg(), "on the server's test data", "on clients' own test data"),
+        (fb.Ditto(), "on clients' own test data", "on the server's test data"),
+    ):
+        folder = tmp_path / type(method).__name__
+        fb.run(method, task, rounds=1, out=folder, workers=1)
+        page = html.unescape(write_report(read_runs([folder]), tmp_path / "report.html").read_text())
+        assert page.index(f"<span>{first}</span>") < page.index(f"<span>{second}</span>")

@@ -124,11 +124,13 @@ def _lines(groups: Sequence[Repeated]) -> tuple[dict[str, str], dict[str, list[L
 
 
 def _of_one(group: Repeated) -> tuple[dict[str, str], dict[str, list[Line]]]:
-    metrics = group.first.metrics
+    """As `_lines`; views of the test data by which the method is judged come first."""
+    metrics, judged = group.first.metrics, "server" if group.first.kind == OF_SERVER else "clients"
+    places = sorted(PLACES.items(), key=lambda each: each[0] != judged)
     names, lines = dict[str, str](), dict[str, list[Line]]()
     for metric in metrics:
         kinds = list(enumerate(group.first.kinds(metric)))
-        for place, where in PLACES.items():
+        for place, where in places:
             here = [(i, kind) for i, kind in kinds if (kind == OF_SERVER) == (place == "server")]
             if here:
                 view = metric if len(here) == len(kinds) else f"{metric} {place}"
