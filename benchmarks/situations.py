@@ -1,6 +1,6 @@
 """Five situations, and the method made for each beside training alone, FedAvg and baselines: docs/situations.md.
 
-    python benchmarks/situations.py                  # all that is missing in --out; minutes each on two cores
+    python benchmarks/situations.py                  # all that is missing in --out; 10 minutes on two cores
     python benchmarks/situations.py one-exchange     # this situation alone, beside the figures that are there
     python benchmarks/situations.py --tables         # the tables again, from docs/situations.json
 

@@ -493,7 +493,7 @@ def test_a_killed_run_names_them_too_and_an_unfinished_step_is_in_the_ledger(tmp
     lines = (folder / "rounds.jsonl").read_text("utf-8").splitlines(keepends=True)
     (folder / "rounds.jsonl").write_text("".join(lines[:2]), "utf-8")  # interrupted in round 3
     text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
-    assert "4 of 48 exchanges had no usable reply" in text
+    assert text.count("4 of 48 exchanges had no usable reply") == 2  # in the summary and in the section
     assert text.count("<td>no reply within 60 s</td>") == text.count("unknown: the step was interrupted") == 2
     (folder / "ledger.parquet").unlink()
     text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")

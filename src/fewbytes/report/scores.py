@@ -125,11 +125,11 @@ def _lines(groups: Sequence[Repeated]) -> tuple[dict[str, str], dict[str, list[L
 
 def _of_one(group: Repeated) -> tuple[dict[str, str], dict[str, list[Line]]]:
     """As `_lines`; views of the test data by which the method is judged come first."""
-    metrics, judged = group.first.metrics, "server" if group.first.kind == OF_SERVER else "clients"
-    places = sorted(PLACES.items(), key=lambda each: each[0] != judged)
+    metrics, server = group.first.metrics, group.first.kind == OF_SERVER
+    places = sorted(PLACES.items(), key=lambda each: (each[0] == "server") != server)
     names, lines = dict[str, str](), dict[str, list[Line]]()
     for metric in metrics:
-        kinds = list(enumerate(group.first.kinds(metric)))
+        kinds = list(enumerate(sorted(group.first.kinds(metric), key=lambda kind: (kind == OF_SERVER) != server)))
         for place, where in places:
             here = [(i, kind) for i, kind in kinds if (kind == OF_SERVER) == (place == "server")]
             if here:
