@@ -31,9 +31,9 @@ def table(runs: list[dict[str, Any]], learned: bool) -> str:
     show."""
     first = next(run for run in runs if run["system"] == FLOWER)
     heads = ["", "rounds", "MB up", "MB down", "MB both", f"a round: times fewer bytes than {FLOWER}"]
-    heads += ["s a round", "of these on the link"]
+    heads += ["s a round", "on the link, s"]
     if learned:
-        heads += [f"accuracy after round {len(first['seconds'])}", "s to target", "MB to target"]
+        heads += [f"accuracy after round {len(first['seconds'])}", "s to target (round)", "MB to target"]
     rows = [" | ".join(_cells(run, first, learned)) for run in runs]
     return "\n".join(
         [f"| {' | '.join(heads)} |", f"| --- {'| ---: ' * (len(heads) - 1)}|", *(f"| {r} |" for r in rows)]
@@ -49,7 +49,7 @@ def _cells(run: dict[str, Any], first: dict[str, Any], learned: bool) -> list[st
     if learned:
         cells += [
             f"{100 * run['accuracy'][same - 1]:.1f} %" if rounds >= same else "",
-            "not reached" if there is None else f"{run['seconds'][there]:.0f} (round {there + 1})",
+            "not reached" if there is None else f"{run['seconds'][there]:.0f} ({there + 1})",
             "" if there is None else f"{total(run, there):.4g}",
         ]
     return cells
