@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from measuring import Measured, Terms, measured, measured_alone
-from page import FLOWER, OURS
+from page import FLOWER, OURS, WITHOUT
 from systems import alone, deployed, flower, nvflare
 
 SYSTEMS: dict[str, Callable[[Terms], Measured]] = {
@@ -31,7 +31,7 @@ SYSTEMS: dict[str, Callable[[Terms], Measured]] = {
     "NVFlare's FedAvg, 8 bits": partial(measured, nvflare, {"LINKS_QUANTISER": "blockwise8"}),
     "NVFlare's FedAvg, 4 bits": partial(measured, nvflare, {"LINKS_QUANTISER": "normfloat4"}),
     OURS: partial(measured, flower, {"LINKS_UP": "1", "LINKS_DOWN": "1", "LINKS_FIRST": "1"}),
-    f"{OURS}, without first": partial(measured, flower, {"LINKS_UP": "1", "LINKS_DOWN": "1", "LINKS_FIRST": ""}),
+    WITHOUT: partial(measured, flower, {"LINKS_UP": "1", "LINKS_DOWN": "1", "LINKS_FIRST": ""}),
     "fewbytes deploy fedavg": deployed,
     "training alone": partial(measured_alone, alone),
 }

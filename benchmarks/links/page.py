@@ -21,6 +21,8 @@ RATE = 10.0
 """Mbit/s of README's table and picture."""
 SITES = 3
 DEPLOYED, ALONE = "fewbytes deploy fedavg", "training alone"
+WITHOUT = f"{OURS}, without first"
+"""Run for its first model's bytes alone, which a sentence states."""
 SHOWN = {FLOWER: "#8a8f98", OURS: "#1f6feb", DEPLOYED: "#1a7f37", "NVFlare's FedAvg, 8 bits": "#b0712f"}
 """The systems there, and their colours."""
 NAMED = {OURS: "the same app with fewbytes, two lines changed", DEPLOYED: "`fewbytes deploy fedavg`"}
@@ -71,7 +73,7 @@ def on_link(run: dict[str, Any]) -> float:
 
 
 def sentences(runs: list[dict[str, Any]]) -> list[str]:
-    """What the seconds say, at each rate."""
+    """What the seconds say, at each rate, and what the first model costs."""
     of = {(run["mbit"], run["system"]): run for run in runs}
     training = a_round(of[RATE, ALONE])
     lines = []
@@ -84,6 +86,13 @@ def sentences(runs: list[dict[str, Any]]) -> list[str]:
             f"The latter takes {deployed / (training + link):.2f} times as long as training alone and its bytes over "
             f"the link together ({training:.1f} s and {link:.1f} s)."
         )
+    ours, flower = of[RATE, OURS], of[RATE, FLOWER]
+    there, more = reached(ours, flower), of[RATE, WITHOUT]["down"][0] - ours["down"][0]
+    lines.append(
+        f"- **first**: without it, each site is sent the first model once, {more:.0f} MB more in all. Until the "
+        f"target, that is {total(ours, -1 if there is None else there) + more:.0f} MB in both directions; "
+        f"{FLOWER} moves {total(flower):,.0f} MB."
+    )
     return [line for text in lines for line in textwrap.wrap(text, 120, subsequent_indent="  ")]
 
 
@@ -101,7 +110,7 @@ def target(of: dict[str, dict[str, Any]]) -> str:
 def pages(runs: list[dict[str, Any]]) -> dict[Path, str]:
     """docs/links.md, README and the front page with their tables."""
     rates = sorted({run["mbit"] for run in runs}, key=lambda rate: (rate != RATE, -rate))
-    at = {rate: [run for run in runs if run["mbit"] == rate] for rate in rates}
+    at = {rate: [run for run in runs if run["mbit"] == rate and run["system"] != WITHOUT] for rate in rates}
     tables = [f"{rate:g} Mbit/s each way:\n\n{table(at[rate], learned=rate == RATE)}" for rate in rates]
     first, ours = (next(r for r in runs if (r["mbit"], r["system"]) == (RATE, name)) for name in (FLOWER, OURS))
     there = reached(ours, first)

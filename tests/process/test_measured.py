@@ -69,6 +69,21 @@ def test_situations():
         assert path.read_text("utf-8") == text
 
 
+def test_a_situation_states_the_figures_of_the_papers_setting():
+    text = re.sub(r"\s+", " ", (ROOT / "docs" / "situations.md").read_text("utf-8"))
+    rows = (ROOT / "docs" / "reproductions-small.md").read_text("utf-8")
+    row = next(line for line in rows.splitlines() if "FedPURIN is the most accurate of all where" in line).split("|")[3]
+    measured = {name: float(score) for name, score in re.findall(r"(\w+) ([\d.]+) ±", row)}
+    for name, words in (
+        ("FedPURIN", "FedPURIN has"),
+        ("Separate", "training alone"),
+        ("FedAvg", "FedAvg"),
+        ("FedBN", "the best baseline, FedBN,"),
+    ):
+        assert f"{words} {measured[name]:.1f} %" in text
+    assert max(measured.values()) == measured["FedBN"]
+
+
 def test_an_interval_of_paired_differences():
     page = script("page", "benchmarks/peers")
     mean, half = page.interval([0.01, 0.02, 0.03])
