@@ -28,8 +28,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 from decisions import LAST, SEEDS, Run, both, of_one
 
-from fewbytes.base.errors import listed
-
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES, PAGE = DOCS / "situations.json", DOCS / "situations.md"
 README = DOCS.parent / "README.md"
@@ -268,10 +266,15 @@ def verdict(situation: Situation, found: dict[str, list[Run]]) -> list[str]:
         lines.append(f"- beside {name}: {text}{shares(situation, found, row)}")
         hows.setdefault(how, []).append(named.get(method, called(method)) + (f" ({rest.strip()})" if rest else ""))
     kind = "each client's own model" if situation.score == "own" else "the global model"
-    parts = [f"{how} {listed(hows[how])}{more}" for how, more in HOWS.items() if how in hows]
+    parts = [f"{how} {together(hows[how])}{more}" for how, more in HOWS.items() if how in hows]
     if scored := points([run for run in found[situation.system] if run["paper"] is not None], "paper"):
-        lines.append(f"- by its paper's metric ([which accuracy](methods/{situation.method}.md)): {scored}")
+        lines.append(f"- by its [paper's metric](methods/{situation.method}.md): {scored}")
     return [f"By {kind}, {called(situation.method)} is {', and '.join(parts)}:", "", *lines]
+
+
+def together(names: Sequence[str]) -> str:
+    """Names with "and" before the last."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def summary(found: Found) -> list[str]:
