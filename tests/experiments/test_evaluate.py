@@ -267,7 +267,8 @@ def test_the_command_prints_a_table_and_a_verdict(run, capsys, monkeypatch):
     assert code == 0
     for name in (*NAMES, "mean of the sites", "training alone", "federating helps"):
         assert name in out.replace("Federating helps", "federating helps")
-    assert out.strip().endswith("evaluation.html")
+    page, terms = out.split()[-3], out.split()[-2]
+    assert (page.endswith("evaluation.html"), terms) == (True, "terms:")
 
 
 def test_a_comparison_says_whether_federating_helps(hospitals, capsys, monkeypatch):
