@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from fewbytes.experiments.app import client
-from fewbytes.experiments.deploy import Nodes, places
 from fewbytes.experiments.deploy_by_mailbox import write_deployment
 from fewbytes.experiments.hosts import write_site
 from fewbytes.experiments.mailbox import Mail
+from fewbytes.experiments.places import Nodes, places
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.federation import members

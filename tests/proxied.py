@@ -11,8 +11,9 @@ from typing import Any
 from proxy import NONE, Faults, Proxy
 
 import fewbytes as fb
-from fewbytes.experiments.deploy import Deployment, Nodes, places
+from fewbytes.experiments.deploy import Deployment
 from fewbytes.experiments.hosts import settled
+from fewbytes.experiments.places import Nodes, places
 from fewbytes.experiments.settings import Experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower.processes import Processes

@@ -31,8 +31,9 @@ from proxy import Faults
 
 import fewbytes as fb
 from fewbytes.base.units import parse_rate
-from fewbytes.experiments.deploy import KINDS, Deployment, Nodes, places
+from fewbytes.experiments.deploy import Deployment
 from fewbytes.experiments.hosts import settled
+from fewbytes.experiments.places import KINDS, Nodes, places
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.flower.certificates import write_certificates

@@ -31,8 +31,9 @@ from proxy import NONE, Faults
 from runs import configured, fingerprint
 
 from fewbytes.base.errors import FewbytesError
-from fewbytes.experiments.deploy import Deployment, Nodes, places
+from fewbytes.experiments.deploy import Deployment
 from fewbytes.experiments.hosts import settled
+from fewbytes.experiments.places import Nodes, places
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.flower.children import family_of
 

@@ -15,8 +15,9 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from packaging.requirements import Requirement
 
 from fewbytes.base.errors import UserError
-from fewbytes.experiments.deploy import Deployment, Nodes, Place, places, remembered
+from fewbytes.experiments.deploy import Deployment
 from fewbytes.experiments.hosts import settled
+from fewbytes.experiments.places import Nodes, Place, places, remembered
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.own_certificates import check_certificates

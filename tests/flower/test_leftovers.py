@@ -20,8 +20,9 @@ from runs import until
 
 import fewbytes as fb
 from fewbytes.base.processes import Process, is_alive
-from fewbytes.experiments.deploy import Deployment, Nodes, places
+from fewbytes.experiments.deploy import Deployment
 from fewbytes.experiments.hosts import settled
+from fewbytes.experiments.places import Nodes, places
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.children import Child, end, running, send
 from fewbytes.flower.private import programs

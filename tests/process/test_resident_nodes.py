@@ -23,8 +23,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test
 from proxied import Snapshots, deploy
 from proxy import Faults
 
-from fewbytes.experiments.deploy import Deployment, Nodes, places
+from fewbytes.experiments.deploy import Deployment
 from fewbytes.experiments.hosts import settled
+from fewbytes.experiments.places import Nodes, places
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.certificates import write_node_key
 from fewbytes.flower.children import family_of

@@ -174,15 +174,15 @@ def test_what_does_not_compare_is_not_compared():
 
 
 def test_none_ends_highest_among_runs_that_do_not_compare(tmp_path):
-    def told(*runs: RunFolder) -> bool:
+    def ends_highest(*runs: RunFolder) -> bool:
         return "ends highest" in write_report([*runs], tmp_path / "report.html").read_text()
 
     one = run("one", 10, micro=0.9)
-    assert told(one, run("two", 20, micro=0.8))
-    assert not told(one, run("two", 20, partition=8, micro=0.8))
+    assert ends_highest(one, run("two", 20, micro=0.8))
+    assert not ends_highest(one, run("two", 20, partition=8, micro=0.8))
     other = run("two", 20, micro=0.8)
-    assert not told(one, replace(other, result={**(other.result or {}), "dataset": "other"}))
-    assert not told(one, run("two", 20, metric="f1", micro=0.8))
+    assert not ends_highest(one, replace(other, result={**(other.result or {}), "dataset": "other"}))
+    assert not ends_highest(one, run("two", 20, metric="f1", micro=0.8))
 
 
 def test_nothing_is_recommended_that_learnt_nothing_or_costs_too_much():

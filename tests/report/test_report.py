@@ -366,15 +366,15 @@ def test_a_single_run_says_how_sure_its_score_is(tmp_path: Path) -> None:
     assert run.result is not None
     final = run.score("global").final
 
-    def told() -> list[str]:
+    def sentences() -> list[str]:
         text = write_report([run], tmp_path / "r.html").read_text("utf-8")
         return text.partition("in both directions.\n")[2].partition("</p>")[0].splitlines()
 
-    assert told() == ["The score is better than guessing the majority class, 10.0%."]
+    assert sentences() == ["The score is better than guessing the majority class, 10.0%."]
     run.result["global_model"] = {"intervals": {"accuracy": [0.8, 0.95]}}
     run.result["test_samples"] = {"global": 100}
     run.result["majority_class_accuracy"] = {"global": final}
-    interval, guess = told()
+    interval, guess = sentences()
     assert interval == "The 95 % bootstrap interval of the score is 80.0% to 95.0%."
     assert guess.startswith(f"The score is no better than guessing the majority class, {final:.1%} (up to ")
 

@@ -101,7 +101,7 @@ def _site_steps(file: Path, server: str | None, config: Path | None, seconds: fl
 def _server_steps(
     federation: Path | None, resume: Path | None, address: tuple[str | None, str | None], out: Path, seconds: float
 ) -> list[Step]:
-    from fewbytes.experiments.deploy import remembered
+    from fewbytes.experiments.places import remembered
     from fewbytes.federation.server_preflight import Server, of_federation
 
     if federation is not None:

@@ -132,8 +132,9 @@ class Deploying:
 def deploy_run(settings: dict[str, Any], how: Deploying) -> Path | None:
     """Deploy a run with these settings, and follow it to its end: its folder; None if commands were only printed."""
     from fewbytes.cli.planned import Question, planned
-    from fewbytes.experiments.deploy import Deployment, Nodes
+    from fewbytes.experiments.deploy import Deployment
     from fewbytes.experiments.new_folders import new_folder, unless_refused
+    from fewbytes.experiments.places import Nodes
     from fewbytes.federation.endpoint import of_run, serving
     from fewbytes.flower.dated_lines import DatedLines
     from fewbytes.running.recorders import watcher_of

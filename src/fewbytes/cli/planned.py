@@ -19,9 +19,9 @@ import msgspec
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.cli.endings import ending
 from fewbytes.cli.shared import naming, standard_output_for
-from fewbytes.experiments.deploy import Nodes, Place, host_names, places, remembered
 from fewbytes.experiments.hosts import Settled, settled
 from fewbytes.experiments.membership import places_for
+from fewbytes.experiments.places import Nodes, Place, host_names, places, remembered
 from fewbytes.federation.members import read as read_federation
 from fewbytes.flower.dated_lines import DatedLines
 

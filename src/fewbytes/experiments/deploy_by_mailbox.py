@@ -11,9 +11,10 @@ from fewbytes.base.address import host_and_port
 from fewbytes.base.errors import FewbytesError
 from fewbytes.base.files import private_folder
 from fewbytes.experiments.app import read_run_config, with_names
-from fewbytes.experiments.deploy import Nodes, write_asked, write_places
+from fewbytes.experiments.deploy import write_asked
 from fewbytes.experiments.mailbox import Mail
 from fewbytes.experiments.pages import write_page
+from fewbytes.experiments.places import Nodes, write_places
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.experiments.tasks import find
 from fewbytes.federation.members import CERTIFICATES
