@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
@@ -28,13 +27,11 @@ from fewbytes.data.natural import column_values
 from fewbytes.data.schema import COLUMNS, DOUBT, NOT_SCALED, Schema, no_column, refused
 from fewbytes.data.split import Split, Targets
 from fewbytes.data.table_files import Files, read_columns
+from fewbytes.data.table_notes import doubts, of_file, table_note
 
 TARGETS = ("target", "label", "labels")
 """Default names of a table's target column."""
 MOST = 1000  # maximum number of categories; with more, or more than FEW in over half of the rows, it names its rows
-MANY = 50  # number of categories of a column above which a note reports it
-FAR = 5  # distance of a column's mean from the server's, in standard deviations, above which a note reports it
-SOME = 10  # values, of which a deviation says something
 
 
 def read_table(name: str, files: Files, schema: Schema, only_test: bool = False) -> Dataset:
@@ -167,10 +164,11 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
         for each, rows, (labels, values) in zip(tables, kept, targets, strict=True)
     ]
     notes = [
-        _note(name, each, schema, rows, count, notes) for each, rows, count in zip(tables, kept, counts, strict=True)
+        table_note(name, each, schema, rows, count, notes)
+        for each, rows, count in zip(tables, kept, counts, strict=True)
     ]
     if theirs:
-        notes += [f"{_of_file(name, each)}{doubt}" for each in tables for doubt in _doubts(each, schema)]
+        notes += [f"{of_file(name, each)}{doubt}" for each in tables for doubt in doubts(each, schema)]
     if len(splits) == 2:
         mine, own = splits
         if schema.group:
@@ -332,29 +330,6 @@ def _scale(values: NDArray[np.float64]) -> tuple[float, float]:
     return float(known.mean()), float(known.std()) or 1.0
 
 
-def _doubts(table: Table, schema: Schema) -> list[str]:
-    """A line for each column that is empty here, or differs so much from the schema's table that its units may: a mean
-    or a deviation far above the table's, or values that hardly differ, far from the table's mean."""
-    found = []
-    for name in dict.fromkeys((*schema.numbers, *schema.categories)):
-        if table.missing(name).all():
-            found.append(
-                f"{DOUBT} column {name!r}: it is empty here, and the schema has values of it; is it named otherwise?"
-            )
-    for name, (mean, deviation) in schema.numbers.items():
-        values = (table.numbers(name) - mean) / deviation
-        values = values[~np.isnan(values)]
-        if not len(values):
-            continue
-        near, spread = float(values.mean()), float(values.std())
-        narrow = len(values) >= SOME and 0 < spread < 1 / (2 * FAR) and abs(near) > 2
-        if max(abs(near), spread / 2) > FAR or narrow:
-            own = f"mean {near * deviation + mean:.4g}, standard deviation {spread * deviation:.3g}"
-            theirs = f"in the server's table {mean:.4g} and {deviation:.3g}"
-            found.append(f"{DOUBT} column {name!r}: {own}, {theirs}; are the units the same?")
-    return found
-
-
 def groups_of(schema: Schema) -> tuple[str, ...] | None:
     """The labels by which samples are split, if they are not the classes: a sample's first label; or a number's tenth
     in the first table's rows."""
@@ -366,48 +341,6 @@ def groups_of(schema: Schema) -> tuple[str, ...] | None:
     if not cuts:
         return ("all",)
     return (f"below {cuts[0]}", *(f"{a} to {b}" for a, b in pairwise(cuts)), f"from {cuts[-1]}")
-
-
-def _note(
-    name: str, table: Table, schema: Schema, kept: NDArray[np.bool_], counts: dict[str, int], more: Sequence[str]
-) -> str:
-    """A line about a table of the dataset `name`: columns, rows, and the numbers of missing values."""
-    used = [name for name in schema.numbers if name not in schema.target]
-    found = f"{len(used)} of numbers, {len(schema.categories)} of categories"
-    parts = [f"{len(table):,} rows, {len(used) + len(schema.categories):,} columns used ({found})", *table.notes, *more]
-    parts += [f"a decimal comma in {listed([*map(repr, table.commas)], COLUMNS)}"] if table.commas else []
-    parts += (
-        [f"commas between thousands in {listed([*map(repr, table.thousands)], COLUMNS)}"] if table.thousands else []
-    )
-    parts += [f"{listed([*map(str, marks)])} far from all others in {name!r}" for name, marks in table.far.items()]
-    taken = {"half": "half of it", "value": "the limit", "missing": "missing"}.get(schema.limits)
-    parts += [f"{count} limits taken as {taken} in {name!r}" for name, count in table.limits.items()]
-    parts += [f"days since 1970 of {listed([*map(repr, schema.dates)], COLUMNS)}"] if schema.dates else []
-    parts += [note for name, texts in schema.categories.items() if (note := _category_note(table, name, texts))]
-    if counts:
-        how = (
-            f"{int((~kept).sum()):,} rows left out" if schema.missing == "drop" else "the column's mean, or no category"
-        )
-        most = sorted(counts.items(), key=lambda item: -item[1])
-        where = listed([f"{count:,} in {column!r}" for column, count in most], COLUMNS)
-        parts.append(f"{sum(counts.values()):,} values missing ({how}): {where}")
-    else:
-        parts.append("no value missing")
-    return f"{_of_file(name, table)}{'; '.join(parts)}; learnt: {listed(schema.target, COLUMNS)} ({schema.learns})"
-
-
-def _of_file(name: str, table: Table) -> str:
-    """The beginning of a note: the table's file, unless the dataset `name`, which notes follow, says it."""
-    file = Path(table.where).name
-    return "" if file == Path(name).name else f"{file}: "
-
-
-def _category_note(table: Table, name: str, texts: Sequence[str]) -> str:
-    """A note on a column of categories if they are many, or if some look like numbers."""
-    numbers = sum(map(is_number, texts))
-    seem = table.texts(name).seem if table.stored(name) in ("texts", "categories") else ""
-    more = f", which seem to be {seem}" if seem else f", {numbers} of them numbers" if numbers else ""
-    return f"{len(texts)} categories in {name!r}{more}" if len(texts) > MANY or more else ""
 
 
 # Rows as samples ------------------------------------------------------------------------------------------------------
