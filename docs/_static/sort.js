@@ -1,4 +1,4 @@
-// Tables sort by a column: numbers by size, then words, then cells without either; a second click reverses the order. Long ones have a filter.
+// Tables sort by a column: numbers by size, then words, then the rest; a second click reverses the order. Long ones have a filter.
 const LONG = 10;  // rows
 const textOf = (cell) => cell?.textContent.trim() ?? "";
 const numberOf = (text) => parseFloat(text.replace(/[,\u202f]/g, "").replace("−", "-"));

@@ -199,7 +199,7 @@ def _numbers(magnitudes: Array, shape: Shape, kept: Array | None) -> Array:
 
 
 def _sums(values: Array, shape: Shape) -> tuple[Any, list[Array]]:
-    """The sum of all values, and the sums over the other axes of each of three, float64. Whole numbers are added as
+    """The sum of all values, and the sums over the other axes of each of three, float64. Integers are added as
     such, which is exact and far faster."""
     if values.dtype.kind == "f":
         by_axis = [values.reshape(shape).sum(others, dtype=np.float64) for others in ((1, 2), (0, 2), (0, 1))]
